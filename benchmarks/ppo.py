@@ -52,7 +52,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:
     """Return how far swift's numbers are from TRL's, of the tensors of one round of TRL."""
     from swift_rl import gae
-    from swift_rl.ppo_options import PpoOptions
+    from swift_rl.options import PpoOptions
 
     options = PpoOptions(whiten_rewards=white, kl_coef=KL_COEF, vf_coef=1.0)
     rows = {name: list(round_[name].double().numpy()) for name in ("values", "logps", "ref_logps")}
@@ -80,8 +80,7 @@ def _losses(
     from swift.contracts import ModelView
     from swift.data.batch import collate
     from swift.data.samples import Encoded, Segment
-    from swift_rl.critic import ValueLoss
-    from swift_rl.ppo import Ppo
+    from swift_rl.ppo import Ppo, ValueLoss
 
     length = logps.shape[1]
     weights = np.concatenate([[0.0], np.ones(length)]).astype(np.float32)

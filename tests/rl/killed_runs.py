@@ -9,17 +9,18 @@ from typing import Any
 
 from processes import on_processes
 
-from swift_rl.rounds import schedule as plan_module
+from swift_rl.rounds import base
 from swift_rl.rounds.files import RolloutLog
+from swift_rl.rounds.schedule import RolloutSchedule
 from swift_rl.rounds.scoring import RewardScorer
 from swift_testing.crew import Lost
 
 PHASES: dict[str, tuple[object, str, int, bool]] = {
     "drawing": (RolloutLog, "add", 21, False),
     "scoring": (RewardScorer, "score", 1, True),
-    "before the file": (plan_module, "write_round", 1, True),
-    "after the file": (plan_module, "write_round", 1, False),
-    "between steps": (plan_module.RolloutSchedule, "batch", 3, True),
+    "before the file": (base, "write_round", 1, True),
+    "after the file": (base, "write_round", 1, False),
+    "between steps": (RolloutSchedule, "batch", 3, True),
 }
 """Where the second of two rounds of 16 completions is interrupted: the call, how many calls succeed, and whether the
 next one is prevented (True) or still happens (False)."""

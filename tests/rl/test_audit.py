@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_rl.audit import page_of, token_values, write_page
+from swift_rl.audit import page_of, token_values
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 
 HOSTILE = '</script><img src=x onerror="alert(1)"><!--<script>'
@@ -37,11 +37,13 @@ def a_round() -> Round:
     return Round(11, 22, prompts, [first, second], {"reward": 0.5, "is_weight": float("inf")}, {1: "all the same"})
 
 
-def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None:
+def a_page() -> str:
+    return page_of(a_round(), lambda ids: list(map(chr, ids)), {0: [23]})
+
+
+def test_audit_page_shows_prompt_completions_and_rewards() -> None:
     """The page has prompt completions rewards tokens and what became of them."""
-    path = write_page(tmp_path / "rollouts" / "round-000011.html", a_round(), pieces=lambda ids: list(map(chr, ids)),
-                      trained_by={0: [23]})  # fmt: skip
-    page = json.loads(data_of(path.read_text()))
+    page = json.loads(data_of(a_page()))
     kept, dropped = page["groups"]
     assert (kept["number"], kept["columns"], kept["dropped"]) == (17, {"solution": "four three eight"}, "")
     assert kept["messages"] == [{"role": "user", "content": "Read 438 aloud."}]
@@ -58,13 +60,10 @@ def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None
     assert cut_off["why_not"] == "no reward could be computed"
     assert cut_off["pieces"] == ["F"]
     assert page["facts"] == {"reward": 0.5, "is_weight": "inf"}
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_what_was_not_measured_is_not_offered() -> None:
-    made = a_round()
-    assert set(token_values(made.completions[1])) == {"log-probability", "advantage"}
-    assert json.loads(data_of(page_of(made)))["groups"][0]["completions"][0]["pieces"] == ["65", "66", "67"]
+    assert set(token_values(a_round().completions[1])) == {"log-probability", "advantage"}
 
 
 def data_of(page: str) -> str:
@@ -76,7 +75,7 @@ def data_of(page: str) -> str:
 
 def test_model_output_is_escaped_and_nothing_is_loaded() -> None:
     """Nothing that was written by a model is markup and nothing is loaded."""
-    page = page_of(a_round())
+    page = a_page()
     assert HOSTILE not in page
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
@@ -127,7 +126,7 @@ def test_script_shows_completions_with_colored_tokens(tmp_path: Path) -> None:
     assets = Path(__import__("swift_rl").__file__).parent / "assets"
     ran = subprocess.run(
         ["node", "-e", BROWSER, str(assets / "audit.js")],
-        input=data_of(page_of(a_round(), trained_by={0: [23]})),
+        input=data_of(a_page()),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

@@ -17,7 +17,7 @@ from swift.models.logps import token_logps
 from swift_rl.distill import divergence
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
-from swift_rl.distill.rounds import is_on_policy
+from swift_rl.distill.schedule import is_on_policy
 
 TOKENS, VOCABULARY = 11, 37
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)

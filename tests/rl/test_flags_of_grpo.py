@@ -13,8 +13,7 @@ from swift.config.parse import config_from_mapping, parse
 from swift.errors import ConfigError
 from swift_rl.distill.options import GkdOptions
 from swift_rl.flags.table import FLAGS, LOSSES, OWN_OPTIONS
-from swift_rl.options import GrpoOptions
-from swift_rl.ppo_options import PpoOptions
+from swift_rl.options import GrpoOptions, PpoOptions
 
 
 def test_every_rl_flag_sets_an_existing_option() -> None:

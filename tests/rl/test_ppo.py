@@ -12,9 +12,8 @@ from swift.contracts import ModelView
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift_rl import gae
-from swift_rl.critic import ValueLoss
-from swift_rl.ppo import Ppo
-from swift_rl.ppo_options import PpoOptions
+from swift_rl.options import PpoOptions
+from swift_rl.ppo import Ppo, ValueLoss
 
 NOISE = np.random.default_rng(7)
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from swift.checkpoint.load import facts_of
 from swift.errors import SwiftError
 from swift_rl import gae
-from swift_rl.ppo_options import PpoOptions
+from swift_rl.options import PpoOptions
 
 
 def settings(rewards: Path, **changes: Any) -> dict[str, Any]:

@@ -104,9 +104,8 @@ def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path,
         ({**named, "teacher_dtype": "bfloat16"}, "teacher_dtype has no effect with teacher_as_role"),
         ({"teacher_model_server": "http://a"}, "teacher_as_role cannot be combined with teacher_model_server"),
     ):
-        problem = GrpoOptions(teacher_as_role=True, **given).problem_of_teacher()
-        assert problem is not None
-        assert said in problem[0]
+        with pytest.raises(ConfigError, match=said):
+            GrpoOptions(teacher_as_role=True, **given).check_teacher()
     with pytest.raises(ConfigError, match="cannot be combined with teacher_model_server"):
         learned(tied, tmp_path, None, **{
             "objective.teacher_model_server": "http://127.0.0.1:1", "objective.teacher_adapters": "adapter"

@@ -70,6 +70,7 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
     name = "seq_cls"
     needs = frozenset({Need.SCORES})
     task = "seq_cls"
+    encoding: ClassificationEncoding
 
     def __init__(
         self,
@@ -107,11 +108,11 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
                 "not provide.",
                 hint="Remove --streaming, or pass one weight per label.",
             )
-        weights = balanced_weights(samples, self._problem_type, self._columns, len(self._names))
-        named = zip((name or str(index) for index, name in enumerate(self._names)), weights, strict=True)
+        weights = balanced_weights(samples, self._problem_type, self.encoding.values, len(self.encoding.names))
+        named = zip((name or str(index) for index, name in enumerate(self.encoding.names)), weights, strict=True)
         shown = [f"{name} {weight:.4g}" for name, weight in named]
         say(f"Class weights: {', '.join(shown[:_SHOWN])}{', ...' * (len(shown) > _SHOWN)}")
-        return SeqCls(self.options, self._problem_type, self._names, weights)
+        return SeqCls(self.options, self._problem_type, self.encoding.names, weights)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the number of texts, or the sum of the weights of their classes."""
@@ -126,20 +127,10 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
 
         scores = viewed(view.scores, Need.SCORES)
         active = (batch.segment_sum(batch.weights) > 0).float()
-        labels = torch.stack([batch.values[name] for name in self._columns], dim=1)
+        labels = torch.stack([batch.values[name] for name in self.encoding.values], dim=1)
         judge = {SINGLE_LABEL: self._single, MULTI_LABEL: self._multi, REGRESSION: _regression}[self._problem_type]
         losses, metrics = judge(scores, labels, active)
         return LossSums(loss=(losses * active).sum(), metrics=metrics, segments=scores.detach())
-
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        assert isinstance(self.encoding, ClassificationEncoding)
-        return self.encoding.values
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        assert isinstance(self.encoding, ClassificationEncoding)
-        return self.encoding.names
 
     def _single(self, scores: torch.Tensor, labels: torch.Tensor, active: torch.Tensor) -> Judged:
         from torch.nn.functional import cross_entropy

@@ -9,7 +9,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import PerSampleObjective, segment_logps
+from swift.objectives.base import PerSampleObjective
+from swift_objectives.preference import Pairs
 
 if TYPE_CHECKING:
     import torch
@@ -31,16 +32,6 @@ class KtoOptions(Section):
     )
 
 
-def _log_ratios(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log π/π_reference of each sample's own completion and of the mismatched one; 0.0 for dummy samples."""
-    if batch.reference_logps is None:
-        raise ValueError(f"the batch has no {Need.REFERENCE_LOGPS.value}, which the objective needs")
-    logps, counts = segment_logps(view, batch)
-    ratios = logps - batch.reference_logps
-    active = ((counts[0::2] + counts[1::2]) > 0).float()
-    return ratios[0::2], ratios[1::2], active
-
-
 class KtoBaseline(PerSampleObjective[KtoOptions]):
     """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
 
@@ -49,9 +40,10 @@ class KtoBaseline(PerSampleObjective[KtoOptions]):
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return no loss; the metric `kl` is the estimate, before it is clamped."""
-        _, mismatched, active = _log_ratios(view, batch)
-        kl = (mismatched.detach() * active).sum()
-        return LossSums(loss=kl.new_zeros(()), metrics={"kl": (kl, active.sum())})
+        pairs = Pairs.read(view, batch)
+        _, mismatched = pairs.log_ratios()
+        kl = (mismatched.detach() * pairs.active).sum()
+        return LossSums(loss=kl.new_zeros(()), metrics={"kl": (kl, pairs.active.sum())})
 
 
 class Kto(PerSampleObjective[KtoOptions]):
@@ -86,7 +78,8 @@ class Kto(PerSampleObjective[KtoOptions]):
         if self.kl is None:
             raise ValueError("KTO's loss needs its reference point: evaluate `baseline` and call `with_baseline` first")
         options = self.options
-        ratios, _, active = _log_ratios(view, batch)
+        pairs = Pairs.read(view, batch)
+        ratios, active = pairs.log_ratios()[0], pairs.active
         good = batch.values["label"] > 0.5
         gain = options.beta * (ratios - self.kl)
         losses = 1 - (gain * (good.float() * 2 - 1)).sigmoid()

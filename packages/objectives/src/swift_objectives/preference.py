@@ -77,8 +77,8 @@ class Judged:
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class PairObjective(PerSampleObjective[Options]):
-    """A mean over pairs; a subclass judges them."""
+class OfPairs(PerSampleObjective[Options]):
+    """An objective that reads pairs."""
 
     @property
     def encoding(self) -> PreferenceEncoding:  # type: ignore[override] # the base class has a plain member
@@ -86,6 +86,24 @@ class PairObjective(PerSampleObjective[Options]):
         from swift_objectives.encodings.preference import PreferenceEncoding
 
         return PreferenceEncoding()
+
+
+def pair_metrics(
+    chosen: torch.Tensor, rejected: torch.Tensor, active: torch.Tensor, **further: torch.Tensor
+) -> dict[str, tuple[torch.Tensor, torch.Tensor | float]]:
+    """Return metrics of the rewards of pairs, and further values to report."""
+    values = {
+        "rewards_chosen": chosen,
+        "rewards_rejected": rejected,
+        "reward_margin": chosen - rejected,
+        "reward_accuracy": (chosen > rejected).float(),
+        **further,
+    }
+    return {name: ((value.detach() * active).sum(), active.sum()) for name, value in values.items()}
+
+
+class PairObjective(OfPairs[Options]):
+    """A mean over pairs; a subclass judges them."""
 
     def judge(self, pairs: Pairs) -> Judged:
         """Return the loss of each pair."""
@@ -95,19 +113,8 @@ class PairObjective(PerSampleObjective[Options]):
         """Return the sum over the micro-batch's pairs, dummies left out."""
         pairs = Pairs.read(view, batch)
         judged = self.judge(pairs)
-        count = pairs.active.sum()
-        values = {
-            "rewards_chosen": judged.chosen_rewards,
-            "rewards_rejected": judged.rejected_rewards,
-            "reward_margin": judged.chosen_rewards - judged.rejected_rewards,
-            "reward_accuracy": (judged.chosen_rewards > judged.rejected_rewards).float(),
-            "logps_chosen": pairs.chosen,
-            "logps_rejected": pairs.rejected,
-            **judged.extra,
-        }
-        metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
-            name: ((value.detach() * pairs.active).sum(), count) for name, value in values.items()
-        }
+        further = {"logps_chosen": pairs.chosen, "logps_rejected": pairs.rejected, **judged.extra}
+        metrics = pair_metrics(judged.chosen_rewards, judged.rejected_rewards, pairs.active, **further)
         return LossSums(loss=(judged.losses * pairs.active).sum(), metrics=metrics)
 
 

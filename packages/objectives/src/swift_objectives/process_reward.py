@@ -6,21 +6,19 @@ among processes changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerTokenObjective, viewed
 from swift_objectives.encodings.steps import STEP_LABELS, StepEncoding
 
 if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
-    from swift.data.samples import SampleFacts
 
 
 class ProcessRewardOptions(Section):
@@ -35,7 +33,7 @@ class ProcessRewardOptions(Section):
     )
 
 
-class ProcessReward(BaseObjective[ProcessRewardOptions]):
+class ProcessReward(PerTokenObjective[ProcessRewardOptions]):
     """Binary cross entropy at the end of each step, as in "Let's verify step by step" (arXiv 2305.20050).
 
     The model returns one number per step, of which the probability that the step is right is the sigmoid. That is
@@ -51,10 +49,6 @@ class ProcessReward(BaseObjective[ProcessRewardOptions]):
     def __init__(self, options: ProcessRewardOptions) -> None:
         super().__init__(options)
         self.encoding = StepEncoding(options.step_separator, last_only=options.train_on_last_step_only)
-
-    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return the number of marked steps."""
-        return float(sum(sample.loss_weight for sample in samples))
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the marked steps of the micro-batch."""

@@ -12,13 +12,11 @@ from pydantic import Field, NonNegativeFloat
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import PerSampleObjective, log_sigmoid, viewed
+from swift.objectives.base import log_sigmoid, viewed
+from swift_objectives.preference import OfPairs, pair_metrics
 
 if TYPE_CHECKING:
-    import torch
-
     from swift.data.batch import MicroBatch
-    from swift_objectives.encodings.preference import PreferenceEncoding
 
 
 class RewardModelOptions(Section):
@@ -29,7 +27,7 @@ class RewardModelOptions(Section):
     )
 
 
-class RewardModel(PerSampleObjective[RewardModelOptions]):
+class RewardModel(OfPairs[RewardModelOptions]):
     """Bradley-Terry: -log σ(chosen - rejected - margin), as in Llama 2 (arXiv 2307.09288, section 3.2.2).
 
     The margin of a pair is its column `margin`, 0 without one. Centering is that of arXiv 2312.09244.
@@ -40,13 +38,6 @@ class RewardModel(PerSampleObjective[RewardModelOptions]):
     needs = frozenset({Need.SCORES})
     task = "reward"
     num_labels = 1
-
-    @property
-    def encoding(self) -> PreferenceEncoding:  # type: ignore[override] # the base class has a plain member
-        """Return how rows are read; help imports no encoding."""
-        from swift_objectives.encodings.preference import PreferenceEncoding
-
-        return PreferenceEncoding()
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the micro-batch's pairs, dummies left out."""
@@ -61,13 +52,5 @@ class RewardModel(PerSampleObjective[RewardModelOptions]):
         centering = self.options.center_rewards_coefficient
         if centering:
             losses = losses + centering * (chosen + rejected) ** 2
-        values = {
-            "rewards_chosen": chosen,
-            "rewards_rejected": rejected,
-            "reward_margin": lead,
-            "reward_accuracy": (lead > 0).float(),
-        }
-        metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
-            name: ((value.detach() * active).sum(), active.sum()) for name, value in values.items()
-        }
+        metrics = pair_metrics(chosen, rejected, active)
         return LossSums(loss=(losses * active).sum(), metrics=metrics, segments=scores.detach())

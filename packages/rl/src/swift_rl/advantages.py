@@ -162,11 +162,7 @@ def _compared(
     if options.lone_completion == "reward":
         lone = groups.size == 1
         apart, scale = np.where(lone, rewards, apart), np.where(lone, 1.0, scale)
-    return apart / (scale + _eps(options))
-
-
-def _eps(options: AlgorithmOptions) -> float:
-    return 0.0 if options.scaling == "none" else options.advantage_eps
+    return apart / (scale + (0.0 if options.scaling == "none" else eps))
 
 
 def _scale(rewards: np.ndarray, groups: GroupStatistics, options: AlgorithmOptions) -> np.ndarray:

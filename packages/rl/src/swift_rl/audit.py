@@ -10,12 +10,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from swift.files import replace_file
 
 if TYPE_CHECKING:
     from swift_rl.rounds.data import Episode, Prompt, RolloutCompletion, Round
@@ -24,18 +21,18 @@ Pieces = Callable[[Sequence[int]], Sequence[str]]
 """Token ids → the text of each."""
 
 
-def page_of(made: Round, *, pieces: Pieces | None = None, trained_by: Mapping[int, Sequence[int]] | None = None) -> str:
+def page_of(made: Round, pieces: Pieces, trained_by: Mapping[int, Sequence[int]]) -> str:
     """Return the page of a round.
 
-    `pieces` returns the text of single tokens; without it they are shown as numbers. `trained_by` has the steps that
-    learned from a completion, by its index in the round.
+    `pieces` returns the text of single tokens. `trained_by` has the steps that learned from a completion, by its index
+    in the round.
     """
     title = f"Round {made.number + 1}"
     begun = f"sampled with the weights after step {made.version}" if made.version else "sampled with the first weights"
     learned = sum(each.learned and each.prompt not in made.dropped for each in made.completions)
     data = {
         "facts": {name: _figure(value) for name, value in made.facts.items()},
-        "groups": [_group(prompt, made, index, pieces, trained_by or {}) for index, prompt in enumerate(made.prompts)],
+        "groups": [_group(prompt, made, index, pieces, trained_by) for index, prompt in enumerate(made.prompts)],
     }
     return _asset("audit.html").format(
         title=title,
@@ -49,17 +46,8 @@ def page_of(made: Round, *, pieces: Pieces | None = None, trained_by: Mapping[in
     )
 
 
-def write_page(
-    path: Path, made: Round, *, pieces: Pieces | None = None, trained_by: Mapping[int, Sequence[int]] | None = None
-) -> Path:
-    """Write the page of a round, and return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, page_of(made, pieces=pieces, trained_by=trained_by))
-    return path
-
-
 def _group(
-    prompt: Prompt, made: Round, index: int, pieces: Pieces | None, trained_by: Mapping[int, Sequence[int]]
+    prompt: Prompt, made: Round, index: int, pieces: Pieces, trained_by: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]:
     return {
         "number": prompt.number,
@@ -75,9 +63,7 @@ def _group(
     }  # fmt: skip
 
 
-def _completion(
-    completion: RolloutCompletion, prompt: Prompt, pieces: Pieces | None, steps: Sequence[int]
-) -> dict[str, Any]:
+def _completion(completion: RolloutCompletion, prompt: Prompt, pieces: Pieces, steps: Sequence[int]) -> dict[str, Any]:
     _, tokens, own = completion.layout(prompt)
     ids = [int(each) for each in tokens]
     written = [True] * len(ids) if own is None else own.tolist()
@@ -94,7 +80,7 @@ def _completion(
         "why_not": completion.why_not,
         "steps": list(steps),
         "ids": ids,
-        "pieces": [str(each) for each in (ids if pieces is None else pieces(ids))],
+        "pieces": [str(each) for each in pieces(ids)],
         "values": {name: _placed(values, written) for name, values in token_values(completion).items()},
         **({} if completion.episode is None else _turns(completion.episode, written)),
     }

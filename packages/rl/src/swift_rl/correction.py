@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from swift_rl.policy_options import CorrectionOptions
+    from swift_rl.algorithm_options import CorrectionOptions
 
 LOG_LIMIT = 20.0
 """Log-weights are clipped to ± this, so that no weight is infinite."""

@@ -11,7 +11,7 @@ import numpy as np
 from swift_rl.advantages import WHITENING_EPS
 
 if TYPE_CHECKING:
-    from swift_rl.ppo_options import PpoOptions
+    from swift_rl.options import PpoOptions
 
 
 @dataclass(frozen=True)

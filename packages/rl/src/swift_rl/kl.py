@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from swift_rl.policy_options import KlOptions
+    from swift_rl.algorithm_options import KlOptions
 
 
 def divergence(logps: torch.Tensor, reference: torch.Tensor, options: KlOptions) -> torch.Tensor:

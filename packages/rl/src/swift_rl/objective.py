@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from swift.contracts import LossSums, ModelView, Need
 from swift.data.encodings import ConversationEncoder, EncodedRow, Encoding, ReadRow, RowReader, Sample, Steps
 from swift.data.samples import Encoded
-from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.options import GrpoOptions
 
@@ -70,37 +69,32 @@ class Grpo(BaseObjective[GrpoOptions]):
 
     def check_config(self, config: Any) -> None:
         """Raise for options of a teacher that contradict each other."""
-        if (problem := self.options.problem_of_teacher()) is not None:
-            raise ConfigError(problem[0], hint=problem[1])
+        self.options.check_teacher()
 
     def roles(self, config: Config) -> list[ModelRole]:
         """Return the reference, if it is a model of its own, and the teacher, if the run holds it as a role."""
         from swift_rl.roles import reference_roles, teacher_roles
 
-        references = reference_roles(config, self.options) if self.options.beta > 0 else []
-        return [*references, *teacher_roles(config, self.options)]
+        return [*reference_roles(config, self.options), *teacher_roles(config, self.options)]
 
     def rounds(self, config: Config) -> RoundWork:
         """Return the work of rounds besides the policy's steps."""
-        from swift_rl import round_work
-        from swift_rl.roles import TEACHER
+        from swift_rl import roles
 
         options = self.options
-        work = round_work.work_of_rounds(
+        work = roles.work_of_rounds(
             config,
             options,
-            scores=options.evaluates_policy or round_work.corrects(config, options, options),
-            reference=options.beta > 0,
-            roles=(TEACHER,) if options.teacher_as_role else (),
+            scores=options.evaluates_policy or roles.corrects(config, options),
+            roles=(roles.TEACHER,) if options.teacher_as_role else (),
         )
-        return replace(work, engines=(*work.engines, *round_work.teaching(options)))
+        return replace(work, engines=(*work.engines, *roles.teaching(options)))
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of rounds of sampled completions."""
-        from swift_rl.rounds.group_values import GroupValuer
-        from swift_rl.rounds.schedule import RolloutSchedule
+        from swift_rl.rounds.group_rounds import GroupRounds
 
-        return RolloutSchedule(context, self.options, GroupValuer)
+        return GroupRounds(context, self.options)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the loss's divisor: tokens, completions, or completions times their maximum length."""

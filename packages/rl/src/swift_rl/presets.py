@@ -6,65 +6,30 @@ Each preset names every constant in which libraries differ, so that a preset sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Library = Literal["trl", "verl", "openrlhf", "nemo"]
 
+_UNSET = object()
+"""For a constant that a library does not have."""
+_CONSTANTS: Mapping[str, tuple[Any, ...]] = {
+    "advantage_eps": (1e-4, 1e-6, 1e-9, 1e-6),
+    "leave_one_out": (False, False, False, True),
+    "lone_completion": ("zero", "reward", "zero", "zero"),
+    "whiten_variance": (_UNSET, "unbiased", "biased", "biased"),
+    "cispo_bound": ("absolute", "relative", _UNSET, "relative"),
+    "delta": (None, 3.0, None, None),
+    "log_ratio_clamp": (None, 20.0, 20.0, None),
+    "kl_log_ratio_clamp": (None, 20.0, None, 20.0),
+    "kl_clamp": (None, 10.0, 10.0, 10.0),
+    "rollout_importance_sampling_mode": ("sequence_mask", "off", "off", "off"),
+    "rollout_importance_sampling_threshold": (3.0, 2.0, 2.0, 2.0),
+    "rollout_importance_sampling_aggregate": ("product", "product", "mean", "product"),
+}
+"""Option → its value in each library."""
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "trl": {
-        "advantage_eps": 1e-4,
-        "leave_one_out": False,
-        "lone_completion": "zero",
-        "cispo_bound": "absolute",
-        "delta": None,
-        "log_ratio_clamp": None,
-        "kl_log_ratio_clamp": None,
-        "kl_clamp": None,
-        "rollout_importance_sampling_mode": "sequence_mask",
-        "rollout_importance_sampling_threshold": 3.0,
-        "rollout_importance_sampling_aggregate": "product",
-    },
-    "verl": {
-        "advantage_eps": 1e-6,
-        "leave_one_out": False,
-        "lone_completion": "reward",
-        "whiten_variance": "unbiased",
-        "cispo_bound": "relative",
-        "delta": 3.0,
-        "log_ratio_clamp": 20.0,
-        "kl_log_ratio_clamp": 20.0,
-        "kl_clamp": 10.0,
-        "rollout_importance_sampling_mode": "off",
-        "rollout_importance_sampling_threshold": 2.0,
-        "rollout_importance_sampling_aggregate": "product",
-    },
-    "openrlhf": {
-        "advantage_eps": 1e-9,
-        "leave_one_out": False,
-        "lone_completion": "zero",
-        "whiten_variance": "biased",
-        "delta": None,
-        "log_ratio_clamp": 20.0,
-        "kl_log_ratio_clamp": None,
-        "kl_clamp": 10.0,
-        "rollout_importance_sampling_mode": "off",
-        "rollout_importance_sampling_threshold": 2.0,
-        "rollout_importance_sampling_aggregate": "mean",
-    },
-    "nemo": {
-        "advantage_eps": 1e-6,
-        "leave_one_out": True,
-        "lone_completion": "zero",
-        "whiten_variance": "biased",
-        "cispo_bound": "relative",
-        "delta": None,
-        "log_ratio_clamp": None,
-        "kl_log_ratio_clamp": 20.0,
-        "kl_clamp": 10.0,
-        "rollout_importance_sampling_mode": "off",
-        "rollout_importance_sampling_threshold": 2.0,
-        "rollout_importance_sampling_aggregate": "product",
-    },
+    library: {name: values[index] for name, values in _CONSTANTS.items() if values[index] is not _UNSET}
+    for index, library in enumerate(get_args(Library))
 }
 
 

@@ -98,6 +98,10 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
         description="Fraction of a round's completions for which a reward may fail; the run tolerates at least one",
     )
 
+    def most_failed(self, count: int) -> int:
+        """Return for how many of so many completions a reward may fail."""
+        return 0 if self.reward_on_error == "stop" else max(int(self.reward_max_failed * count), min(1, count - 1))
+
     @model_validator(mode="after")
     def _steps_have_a_model(self) -> RewardOptions:
         if self.step_separator is not None and self.step_reward is None:

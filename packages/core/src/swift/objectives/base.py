@@ -37,6 +37,14 @@ class PerSampleObjective(BaseObjective[Options]):
         return float(sum(sample.loss_weight > 0 for sample in samples))
 
 
+class PerTokenObjective(BaseObjective[Options]):
+    """Base of objectives whose loss is a mean over tokens."""
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return the sum of the tokens' weights."""
+        return float(sum(sample.loss_weight for sample in samples))
+
+
 def viewed(tensor: torch.Tensor | None, need: Need) -> torch.Tensor:
     """Return the tensor that a backend promised to supply for `need`."""
     if tensor is None:

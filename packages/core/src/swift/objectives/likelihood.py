@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerTokenObjective, viewed
 
 if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
-    from swift.data.samples import SampleFacts
 
 
 class LikelihoodOptions(Section):
@@ -24,7 +22,7 @@ class LikelihoodOptions(Section):
     )
 
 
-class Sft(BaseObjective[LikelihoodOptions]):
+class Sft(PerTokenObjective[LikelihoodOptions]):
     """The mean negative log-likelihood of the target tokens over the *global* batch, each token by its weight."""
 
     options_model = LikelihoodOptions
@@ -36,10 +34,6 @@ class Sft(BaseObjective[LikelihoodOptions]):
         self.needs = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT})
         if options.label_smoothing > 0:
             self.needs |= {Need.MEAN_LOGPS}
-
-    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return the summed weights of the target tokens."""
-        return sum(sample.loss_weight for sample in samples)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the weighted sum of negative log-likelihoods, and the token accuracy."""

@@ -88,7 +88,10 @@ class EmbeddingEncoding(Encoding):
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the strings as one sample, or as one for each labelled pair."""
         sample = row.sample
-        found = yield [_written(each, row.location, encoder) for each in (sample.conversation, *sample.others)]
+        found = yield [
+            prompt_text_of(each, row.location, encoder) if each.media else Raw(text_of(each.messages[0]), end=False)
+            for each in (sample.conversation, *sample.others)
+        ]
         query, *documents = (_fitted(segment, encoder) for segment in found)
         if self.labels == "none":
             return EncodedRow((_compared((query, *documents), sample.values),))
@@ -194,11 +197,6 @@ def prompted(prompt: str, text: Conversation) -> Conversation:
         return raw_text(prompt + " ".join(text_of(each) for each in text.messages))
     content = [text_part(prompt)] * bool(prompt) + message["content"]
     return replace(text, messages=(*before, {**message, "content": content}))
-
-
-def _written(text: Conversation, location: str, encoder: ConversationEncoder) -> Text:
-    """Return what is tokenised of a text; all of it counts."""
-    return prompt_text_of(text, location, encoder) if text.media else Raw(text_of(text.messages[0]), end=False)
 
 
 def prompt_text_of(text: Conversation, location: str, encoder: ConversationEncoder) -> Text:

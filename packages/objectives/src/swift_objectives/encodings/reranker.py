@@ -142,7 +142,9 @@ class RerankerEncoding(Encoding):
 
     def sequences(self, pairs: Sequence[Conversation], location: str, encoder: ConversationEncoder) -> Sequence[Text]:
         """Return what is tokenised of queries with their documents."""
-        return [prompt_text_of(pair, location, encoder) if pair.media else Raw(_joined_text(pair)) for pair in pairs]
+        return [
+            prompt_text_of(pair, location, encoder) if pair.media else Raw(text_of(pair.messages[-1])) for pair in pairs
+        ]
 
     def scored(self, segment: Segment) -> Segment:
         """Return the segment with weight where it is scored; raise `Unusable` where there is none."""
@@ -201,10 +203,6 @@ class GenerativeRerankerEncoding(RerankerEncoding):
     def cache_key(self) -> str:
         """Return what decides what rows become."""
         return f"{super().cache_key()} {self._positive!r} {self._negative!r}"
-
-
-def _joined_text(pair: Conversation) -> str:
-    return text_of(pair.messages[-1])
 
 
 def _until_completion(template: ChatTemplate, judge: str, text: str | list[dict[str, Any]], location: str) -> str:
@@ -313,8 +311,8 @@ def _check(
 ) -> None:
     """Raise `Unusable` where there is nothing to rank."""
     if not positives and not negatives:
-        raise Unusable("no documents", f"the query {_joined_text(query)!r} has none")
-    if both := [_joined_text(each) for each in positives if each in negatives]:
+        raise Unusable("no documents", f"the query {text_of(query.messages[-1])!r} has none")
+    if both := [text_of(each.messages[-1]) for each in positives if each in negatives]:
         raise Unusable("a document is both right and wrong", repr(min(both)))
     if listwise and not positives:
         raise Unusable("no right document", "the listwise loss needs a relevant document")

@@ -50,8 +50,9 @@ class TeacherEngine:
         """Slices whose sequences this process scores."""
         self._exchanges = len(first) < len(self._slices) or not one_each
         """Whether some process learns from scores of another one."""
+        self._check_server()
 
-    def check_server(self) -> None:
+    def _check_server(self) -> None:
         """Let a server score two tokens, before the student is loaded."""
         if self._options.teacher_model_server is None:
             return

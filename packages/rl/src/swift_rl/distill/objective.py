@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelView, Need
-from swift.errors import ConfigError
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerTokenObjective, viewed
 from swift_rl.distill.options import GkdOptions
 from swift_rl.objective import PromptEncoding
 
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
     from swift.contracts import BatchSchedule, ModelRole, RoundWork, ScheduleContext
     from swift.data.batch import MicroBatch
     from swift.data.encodings import Encoding
-    from swift.data.samples import SampleFacts
 
 
-class Gkd(BaseObjective[GkdOptions]):
+class Gkd(PerTokenObjective[GkdOptions]):
     """Generalized knowledge distillation (arXiv 2306.13649).
 
     The schedule gives each token `candidates` and the teacher's log-probabilities of them, `teacher_logps` [tokens, K].
@@ -43,8 +41,7 @@ class Gkd(BaseObjective[GkdOptions]):
 
     def check_config(self, config: Any) -> None:
         """Raise for contradicting options, and without a teacher."""
-        if (problem := self.options.problem()) is not None:
-            raise ConfigError(problem[0], hint=problem[1])
+        self.options.check()
 
     def roles(self, config: Config) -> list[ModelRole]:
         """Return the teacher, if the run holds it as a role."""
@@ -54,19 +51,16 @@ class Gkd(BaseObjective[GkdOptions]):
 
     def rounds(self, config: Config) -> RoundWork:
         """Return the work of rounds besides the student's steps."""
-        from swift_rl.round_work import work_of_distillation
+        from swift_rl.roles import work_of_distillation
 
         return work_of_distillation(self.options)
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule: over the data, or in rounds of sampled completions."""
-        from swift_rl.distill.schedule import schedule_of
+        from swift_rl.distill.schedule import TaughtData, TaughtRounds
 
-        return schedule_of(context, self.options)
-
-    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return the number of tokens that are learned."""
-        return float(sum(sample.loss_weight for sample in samples))
+        in_rounds = self.options.samples_student or self.options.seq_kd
+        return (TaughtRounds if in_rounds else TaughtData)(context, self.options)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum of the divergences at the learned tokens of the micro-batch."""

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from swift.config.limits import Name
 from swift.config.sections import Section
+from swift.errors import ConfigError
 from swift_rl.rollout_options import GenerationOptions
 
 _OF_ENGINES = ("teacher_engine", "teacher_options", "teacher_dtype", "teacher_device", "teacher_batch_size")
@@ -44,29 +45,29 @@ class TeacherOptions(Section):
         """Whether a teacher is configured."""
         return self.teacher_model is not None or self.teacher_model_server is not None
 
-    def problem_of_teacher(self) -> tuple[str, str] | None:
-        """Return what is wrong with the options of the teacher, and what to type instead."""
-        if self.teacher_as_role and (problem := self._problem_of_role()) is not None:
-            return problem
+    def check_teacher(self) -> None:
+        """Raise for options of the teacher that contradict each other."""
+        if self.teacher_as_role:
+            self._check_role()
         if self.teacher_adapters is not None and (self.teacher_model is None or self.teacher_model_server is not None):
-            return (
+            raise ConfigError(
                 "teacher_adapters needs teacher_model, and cannot be combined with teacher_model_server.",
-                "Pass --teacher_model FOLDER with --teacher_adapters, or --teacher_model_server alone.",
+                hint="Pass --teacher_model FOLDER with --teacher_adapters, or --teacher_model_server alone.",
             )
-        return None
 
-    def _problem_of_role(self) -> tuple[str, str] | None:
+    def _check_role(self) -> None:
         for name in ("teacher_model_server", "teacher_adapters"):
             if getattr(self, name) is not None:
-                return (
+                raise ConfigError(
                     f"teacher_as_role cannot be combined with {name}.",
-                    f"Leave --{name} or --teacher_as_role out.",
+                    hint=f"Leave --{name} or --teacher_as_role out.",
                 )
-        fields = type(self).model_fields
+        given = self.model_dump(exclude_defaults=True)
         for name in _OF_ENGINES:
-            if getattr(self, name) != fields[name].get_default(call_default_factory=True):
-                return (f"{name} has no effect with teacher_as_role, which uses no engine.", f"Leave --{name} out.")
-        return None
+            if name in given:
+                raise ConfigError(
+                    f"{name} has no effect with teacher_as_role, which uses no engine.", hint=f"Leave --{name} out."
+                )
 
 
 class GkdOptions(TeacherOptions, GenerationOptions):
@@ -105,23 +106,21 @@ class GkdOptions(TeacherOptions, GenerationOptions):
         """Whether the run learns from no completion of the data."""
         return self.lmbda == 1 or self.seq_kd
 
-    def problem(self) -> tuple[str, str] | None:
-        """Return what is wrong with the combination of options, and what to type instead."""
+    def check(self) -> None:
+        """Raise for options that contradict each other, and without a teacher."""
         if not self.has_teacher:
-            return (
+            raise ConfigError(
                 "No teacher is configured.",
-                "Pass --teacher_model FOLDER or --teacher_model_server http://HOST:PORT.",
+                hint="Pass --teacher_model FOLDER or --teacher_model_server http://HOST:PORT.",
             )
-        if (problem := self.problem_of_teacher()) is not None:
-            return problem
+        self.check_teacher()
         if self.teacher_as_role and self.seq_kd:
-            return (
+            raise ConfigError(
                 "seq_kd cannot be combined with teacher_as_role: only an inference engine can generate.",
-                "Leave --teacher_as_role out.",
+                hint="Leave --teacher_as_role out.",
             )
         if self.divergence_temperature != 1.0 and self.gkd_logits_topk:
-            return (
+            raise ConfigError(
                 f"divergence_temperature needs the whole vocabulary, but gkd_logits_topk is {self.gkd_logits_topk}.",
-                "Pass --gkd_logits_topk 0, or leave --divergence_temperature out.",
+                hint="Pass --gkd_logits_topk 0, or leave --divergence_temperature out.",
             )
-        return None

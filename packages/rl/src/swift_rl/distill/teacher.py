@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,9 @@ from swift_rl.distill.engine import TeacherEngine, size_of
 from swift_rl.roles import TEACHER
 
 if TYPE_CHECKING:
-    from swift.contracts import Completion, ModelView, Sampling, ScheduleContext, Score
-    from swift.data.batch import Batch, MicroBatch
-    from swift.data.samples import Encoded, Segment
+    from swift.contracts import ModelView, ScheduleContext, Score
+    from swift.data.batch import Batch, MicroBatch, Row
+    from swift.data.samples import Segment
     from swift_rl.distill.options import GkdOptions
 
 
@@ -70,54 +70,40 @@ class Teacher:
         self._context = context
         self._as_role = options.teacher_as_role
         self._temperature = options.divergence_temperature
-        self._engine = TeacherEngine(context, options, top=options.gkd_logits_topk or size_of(context.source))
-        self._engine.check_server()
-        self._everything = tuple(range(self._engine.shared)) if self._engine.kept == self._engine.shared else ()
+        self.engine = TeacherEngine(context, options, top=options.gkd_logits_topk or size_of(context.source))
+        self._everything = tuple(range(self.engine.shared)) if self.engine.kept == self.engine.shared else ()
         """The compared tokens, if these are all shared ones."""
 
     def annotated(self, batch: Batch, *, is_taught: bool) -> Batch:
         """Return a batch with the teacher's scores; `is_taught`: the completions are not the student's own."""
         scores = iter(self._scores(batch))
 
-        def changed(sample: Encoded) -> Encoded:
-            return replace(
-                sample, segments=tuple(next(scores).of(each, is_taught=is_taught) for each in sample.segments)
-            )
+        def changed(row: Row, change: Callable[[Segment], Segment]) -> Row:
+            return tuple(replace(sample, segments=tuple(map(change, sample.segments))) for sample in row)
 
-        def blank(sample: Encoded) -> Encoded:
-            return replace(sample, segments=tuple(self._nothing(each) for each in sample.segments))
-
-        rows = [tuple(changed(sample) for sample in row) for row in batch.rows]
-        spare = None if batch.spare_row is None else tuple(blank(sample) for sample in batch.spare_row)
+        rows = [changed(row, lambda segment: next(scores).of(segment, is_taught=is_taught)) for row in batch.rows]
+        spare = None if batch.spare_row is None else changed(batch.spare_row, self._nothing)
         return replace(batch, rows=rows, spare_row=spare, temperature=self._temperature, candidates=self._everything)
-
-    def scored(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
-        """Return the teacher's scores of this process's slice, in order."""
-        return self._engine.of_slices(sequences, self._score)
 
     def _scores(self, batch: Batch) -> list[TeacherScore]:
         """Return the teacher's scores of the segments of a batch, in order."""
         if not self._as_role:
             rows = [segment for row in batch.rows for sample in row for segment in sample.segments]
-            return self.scored([segment.input_ids.tolist() for segment in rows])
-        engine = self._engine
+            return self.engine.of_slices([segment.input_ids.tolist() for segment in rows], self._score)
+        engine = self.engine
         request = replace(batch, candidates=tuple(range(engine.shared)), temperature=self._temperature)
         found = self._context.role(TEACHER).forward(request, LikeliestTokens(engine.kept)).tokens or ()
         return [TeacherScore(each["ids"][1:] if "ids" in each else None, each["logps"][1:]) for each in found]
 
-    def completions(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
-        """Return the teacher's completions of prompts, the same on every process."""
-        return self._engine.completions(prompts, sampling)
-
     def close(self) -> None:
         """Close the engine."""
-        self._engine.close()
+        self.engine.close()
 
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
         if not sequences:
             return []
         found: dict[int, TeacherScore] = {}
-        for index, score in self._engine.opened().score(sequences, top=self._engine.requested):
+        for index, score in self.engine.opened().score(sequences, top=self.engine.requested):
             heartbeat()
             found[index] = self._kept_of(score)
         return [found[index] for index in range(len(sequences))]
@@ -128,22 +114,22 @@ class Teacher:
         ids, logps = score.top_ids, score.top_logprobs
         if self._everything:
             return TeacherScore(None, self._warmed(self._in_order(ids, logps)))
-        if self._engine.requested > self._engine.kept:
-            order = np.argsort(np.where(ids < self._engine.students_tokens, -logps, np.inf), axis=1, kind="stable")
-            order = order[:, : self._engine.kept]
+        if self.engine.requested > self.engine.kept:
+            order = np.argsort(np.where(ids < self.engine.students_tokens, -logps, np.inf), axis=1, kind="stable")
+            order = order[:, : self.engine.kept]
             ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
-        self._check_known(ids, self._engine.students_tokens)
+        self._check_known(ids, self.engine.students_tokens)
         return TeacherScore(ids, self._warmed(logps))
 
     def _in_order(self, ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
         """Return the log-probabilities of all shared tokens, in order."""
-        size = self._engine.teachers_tokens
+        size = self.engine.teachers_tokens
         self._check_known(ids[:1] if ids.strides[0] == 0 else ids, size)
         if ids.strides[0] != 0 or not np.array_equal(ids[:1], np.arange(size)[None]):
             ordered = np.full((len(ids), size), -np.inf, np.float32)
             np.put_along_axis(ordered, ids, logps, axis=1)
             logps = ordered
-        return logps[:, : self._engine.kept]
+        return logps[:, : self.engine.kept]
 
     def _check_known(self, ids: np.ndarray, size: int) -> None:
         """Raise if a teacher's server returned tokens that the student does not have."""
@@ -163,5 +149,5 @@ class Teacher:
         return logps
 
     def _nothing(self, segment: Segment) -> Segment:
-        blank = np.zeros((len(segment) - 1, self._engine.kept), np.float32)
+        blank = np.zeros((len(segment) - 1, self.engine.kept), np.float32)
         return TeacherScore(None if self._everything else blank, blank).of(segment, is_taught=False)

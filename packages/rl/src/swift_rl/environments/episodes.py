@@ -11,7 +11,6 @@ from swift.contracts import EpisodeStart, InferenceEngine, Observation, Sampling
 from swift.toolkit import heartbeat
 from swift_infer import StopStrings
 from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
-from swift_rl.environments.select import SelectedEnvironment
 from swift_rl.environments.turns import TurnRenderer
 from swift_rl.options import OnlineOptions
 from swift_rl.rewards.tool_calls import calls_in
@@ -29,50 +28,36 @@ class _Played:
     number: int
     prompt: Prompt
     call: EpisodeCall
-    messages: list[dict[str, Any]]
+    episode: Episode
+    """As far as it has come; the rest is filled in at its end."""
     rendered: str
     """The conversation so far, as the template writes it."""
-    begins_with: list[int] | None
-    """The tokens of the prompt, where they are not the row's."""
     prompt_ids: list[int]
-    token_ids: list[int] = field(default_factory=list)
-    written: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     finish_reason: str = "stop"
-    text: str = ""
 
     @property
     def context(self) -> list[int]:
-        return [*self.prompt_ids, *self.token_ids]
+        return [*self.prompt_ids, *self.episode.token_ids]
 
     def sampled(self) -> Generated:
         """Return the episode as it is kept."""
-        own = [token for token, mine in zip(self.token_ids, self.written, strict=True) if mine]
-        call = self.call
+        call, episode = self.call, self.episode
+        own = [token for token, mine in zip(episode.token_ids, episode.written, strict=True) if mine]
         rewards = [seen.reward for seen in call.seen if seen.reward is not None]
-        info: dict[str, Any] = {}
+        episode.turns = len(call.turns)
+        episode.reward = sum(rewards) if rewards else None
+        episode.rewards = [seen.reward for seen in call.seen]
         for seen in call.seen:
-            info |= seen.info
-        episode = Episode(
-            messages=self.messages,
-            turns=len(call.turns),
-            token_ids=self.token_ids,
-            written=self.written,
-            begins_with=self.begins_with,
-            text=self.text,
-            reward=sum(rewards) if rewards else None,
-            rewards=[seen.reward for seen in call.seen],
-            info=info,
-            failure=call.failure,
-            output=call.output,
-        )
+            episode.info |= seen.info
+        episode.failure, episode.output = call.failure, call.output
         return Generated(own, self.logps, self.finish_reason, episode)
 
 
 class Episodes:
     """Plays the episodes of this process, all of a call at the same time, turn by turn."""
 
-    def __init__(self, context: ScheduleContext, options: OnlineOptions, selected: SelectedEnvironment) -> None:
+    def __init__(self, context: ScheduleContext, options: OnlineOptions, described: Mapping[str, Any]) -> None:
         self._options = options
         self._tokenizer = context.tokenizer
         self._stops = StopStrings(context.tokenizer, options.stop_words)
@@ -81,7 +66,7 @@ class Episodes:
         arguments = data.template_kwargs
         self._turns = TurnRenderer(context.tokenizer, arguments, keep=options.template_drift == "keep")
         self._turns.check()
-        self._pool = EnvironmentPool(selected, options, heartbeat, context.say)
+        self._pool = EnvironmentPool(described, options, heartbeat, context.say)
         self._positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
 
     def play(
@@ -111,12 +96,12 @@ class Episodes:
         """Take the conversation that the environment begins with."""
         if each.call.first is not None:
             system = [] if self._system is None or _has_system(each.call.first) else [self._system]
-            each.messages = [*system, *each.call.first]
-        rendering = self._turns.first(each.messages, each.prompt.tools, each.prompt.source)
+            each.episode.messages = [*system, *each.call.first]
+        rendering = self._turns.first(each.episode.messages, each.prompt.tools, each.prompt.source)
         each.rendered = rendering.text
         if each.call.first is None:
             return
-        each.begins_with = each.prompt_ids = rendering.token_ids
+        each.episode.begins_with = each.prompt_ids = rendering.token_ids
         if not each.call.failure and not self._budget(each):
             each.call.failure = (
                 f"its prompt has {len(each.prompt_ids)} tokens, which leaves no room for a completion in the "
@@ -127,9 +112,9 @@ class Episodes:
         """Return how many tokens the next completion may have."""
         most = self._options.max_completion_length
         if self._options.completion_length_limit_scope == "total":
-            most -= len(each.token_ids)
+            most -= len(each.episode.token_ids)
         if self._positions is not None:
-            most = min(most, self._positions - len(each.prompt_ids) - len(each.token_ids))
+            most = min(most, self._positions - len(each.prompt_ids) - len(each.episode.token_ids))
         return max(most, 0)
 
     def _sample_turns(self, engine: InferenceEngine, live: Sequence[_Played], sampling: Sampling) -> None:
@@ -147,15 +132,12 @@ class Episodes:
             self._take(live[index], ids, logps, "length" if cut else found.finish_reason)
 
     def _take(self, each: _Played, ids: list[int], logps: list[float], finish_reason: str) -> None:
-        whole = self._text(ids)
-        text, found = self._stops.before(whole)
-        if not found and finish_reason == "stop":
-            text = self._text(ids[:-1])
-        each.token_ids += ids
-        each.written += [True] * len(ids)
+        text = text_of(self._tokenizer, self._stops, ids, finish_reason)
+        each.episode.token_ids += ids
+        each.episode.written += [True] * len(ids)
         each.logps += logps
         each.finish_reason = finish_reason
-        each.text = text
+        each.episode.text = text
         number = len(each.call.turns) + 1
         each.call.turns.append(Turn(text, number, ids, finish_reason, self._tool_calls(text)))
 
@@ -163,12 +145,12 @@ class Episodes:
         """Append what the environment returned; return whether the model takes another turn."""
         call = each.call
         turn = call.turns[-1]
-        last = each.messages[-1] if each.messages else {}
+        last = each.episode.messages[-1] if each.episode.messages else {}
         own = {"role": "assistant", "content": turn.text}
         continued = last.get("role") == "assistant"
-        ended = [*each.messages[:-1], _longer(last, turn.text)] if continued else [*each.messages, own]
+        ended = [*each.episode.messages[:-1], _longer(last, turn.text)] if continued else [*each.episode.messages, own]
         if call.over or turn.finish_reason == "length" or len(call.turns) == self._options.max_turns:
-            each.messages = ended
+            each.episode.messages = ended
             return False
         seen = call.seen[-1]
         if seen.text:
@@ -178,9 +160,9 @@ class Episodes:
         if self._budget(each) > 0:
             return True
         # The model does not see this any more.
-        while each.written and not each.written[-1]:
-            del each.token_ids[-1], each.written[-1]
-        each.messages = ended
+        while each.episode.written and not each.episode.written[-1]:
+            del each.episode.token_ids[-1], each.episode.written[-1]
+        each.episode.messages = ended
         each.finish_reason = "length"
         return False
 
@@ -189,9 +171,9 @@ class Episodes:
         ids = list(turn.token_ids)
         by_token = turn.finish_reason == "stop" and not self._stops.before(self._text(ids))[1]
         completion = self._raw(ids[:-1] if by_token else ids)
-        before = each.messages[:-1] if continued else each.messages
+        before = each.episode.messages[:-1] if continued else each.episode.messages
         if continued:
-            completion = str(each.messages[-1]["content"]) + completion
+            completion = str(each.episode.messages[-1]["content"]) + completion
         observed = [dict(message) for message in seen.messages]
         rendering = self._turns.following(
             each.rendered,
@@ -202,7 +184,7 @@ class Episodes:
             f"{each.prompt.source}, turn {turn.number}",
             ended=ids[-1] if by_token else None,
         )
-        each.messages = [*before, {"role": "assistant", "content": completion}, *observed]
+        each.episode.messages = [*before, {"role": "assistant", "content": completion}, *observed]
         each.rendered = rendering.text
         self._append(each, rendering.token_ids)
 
@@ -213,16 +195,16 @@ class Episodes:
         kept = turn.text if seen.keep is None else turn.text[: seen.keep]
         stays = next((count for count in range(len(ids) + 1) if len(self._text(ids[:count])) >= len(kept)), len(ids))
         if taken := len(ids) - stays:
-            del each.token_ids[-taken:], each.written[-taken:], each.logps[-taken:]
+            del each.episode.token_ids[-taken:], each.episode.written[-taken:], each.logps[-taken:]
         self._append(each, list(self._tokenizer(seen.text, add_special_tokens=False)["input_ids"]))
         so_far = self._raw(ids[:stays]) + seen.text
-        last = each.messages[-1] if each.messages else {}
+        last = each.episode.messages[-1] if each.episode.messages else {}
         longer = _longer(last, so_far) if continued else {"role": "assistant", "content": so_far}
-        each.messages = [*(each.messages[:-1] if continued else each.messages), longer]
+        each.episode.messages = [*(each.episode.messages[:-1] if continued else each.episode.messages), longer]
 
     def _append(self, each: _Played, ids: Sequence[int]) -> None:
-        each.token_ids += ids
-        each.written += [False] * len(ids)
+        each.episode.token_ids += ids
+        each.episode.written += [False] * len(ids)
 
     def _tool_calls(self, text: str) -> list[dict[str, Any]]:
         """Return the tool calls in a completion: parsed by the tokenizer if it can, else by their notation."""
@@ -245,7 +227,15 @@ class Episodes:
 def _begun(number: int, prompt: Prompt, seed: int) -> _Played:
     start = EpisodeStart(prompt.messages, prompt.columns, episode_seed(seed, prompt.position), prompt.source)
     ids = prompt.token_ids.tolist()
-    return _Played(number, prompt, EpisodeCall(str(number), start), [*prompt.messages], "", None, ids)
+    return _Played(number, prompt, EpisodeCall(str(number), start), Episode([*prompt.messages], 0, [], []), "", ids)
+
+
+def text_of(tokenizer: Any, stops: StopStrings, ids: list[int], finish_reason: str) -> str:
+    """Return the text of a completion, without what ended it."""
+    text, found = stops.before(str(tokenizer.decode(ids, skip_special_tokens=True)))
+    if not found and finish_reason == "stop":
+        return str(tokenizer.decode(ids[:-1], skip_special_tokens=True))
+    return text
 
 
 def episode_seed(seed: int, turn: int) -> int:

@@ -93,15 +93,14 @@ class TurnScheduler:
 class GymEpisode:
     """An episode of a gym environment."""
 
-    def __init__(self, name: str, row_may_choose: bool = True) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._row_may_choose = row_may_choose
         self._messages: list[dict[str, Any]] = []
 
     async def reset(self, start: EpisodeStart) -> Sequence[Mapping[str, Any]]:
         """Return the system message and the first observation."""
         config = start.columns.get("env_config") or {}
-        name = config.get("name", self._name) if self._row_may_choose else self._name
+        name = config.get("name", self._name)
         if name not in ENVS:
             raise LookupError(f"no environment {name!r} is registered. Registered: {', '.join(ENVS) or 'none'}")
         self._env = ENVS[name](config)

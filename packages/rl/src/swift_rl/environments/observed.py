@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from swift.contracts import Observation
+from swift_rl.rewards.verdicts import finite
 
 
 def plain(seen: object) -> dict[str, Any]:
@@ -61,12 +61,7 @@ def _json(value: Any, function: str, name: str, **how: Any) -> Any:
 
 
 def _reward(came: Any) -> float | None:
-    if came is None:
-        return None
-    try:
-        reward = math.nan if isinstance(came, str | bytes) else float(came)
-    except (TypeError, ValueError, OverflowError):
-        reward = math.nan
-    if not math.isfinite(reward):
+    reward = finite(came)
+    if reward is None and came is not None:
         raise ValueError(f"step returned the reward {came!r:.100}. Expected: a finite number or None")
     return reward

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swift.contracts import EpisodeStart, Observation, Turn
-from swift_rl.environments.select import SelectedEnvironment
 from swift_rl.options import OnlineOptions
 from swift_rl.rewards.process import WorkerProcess, Workers
 
@@ -46,12 +45,12 @@ class EnvironmentPool:
 
     def __init__(
         self,
-        selected: SelectedEnvironment,
+        described: Mapping[str, Any],
         options: OnlineOptions,
         heartbeat: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._selected = selected
+        self._described = described
         self._options = options
         self._heartbeat = heartbeat
         self._say = say
@@ -108,7 +107,7 @@ class EnvironmentPool:
     def _message(self, call: EpisodeCall) -> dict[str, Any]:
         return {
             "do": "episode",
-            "environment": self._selected.described,
+            "environment": self._described,
             "key": call.key,
             "start": asdict(call.start),
             "turns": [asdict(turn) for turn in call.turns],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,11 @@ _OTHERS_OF_MS_SWIFT = {
 """Names of ms-swift, or of earlier versions of it, that are refused, with what to do instead."""
 
 
-@dataclass(frozen=True)
-class SelectedEnvironment:
-    """The environment of a run."""
+def select_environment(options: OnlineOptions, columns: Collection[str], tokenizer: Path) -> dict[str, Any] | None:
+    """Return how a process finds the environment that the options name; None where they name none.
 
-    described: Mapping[str, Any]
-    """How a process finds it: see `swift_rl.environments.loading`."""
-    wants: tuple[str, ...] = ()
-
-
-def select_environment(options: OnlineOptions, columns: Collection[str], tokenizer: Path) -> SelectedEnvironment | None:
-    """Return the environment that the options name; None where they name none."""
+    See `swift_rl.environments.loading`.
+    """
     if options.environment is None:
         return None
     described = _described(options.environment, options, tokenizer)
@@ -55,7 +48,7 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
                 f"{did_you_mean(column, columns)}",
                 hint=f"Its columns: {', '.join(columns) or 'none'}.",
             )
-    return SelectedEnvironment(described, tuple(reported["wants"]))
+    return described
 
 
 def who(environment: str) -> str | None:

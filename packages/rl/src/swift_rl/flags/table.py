@@ -83,19 +83,6 @@ RENAMED: Mapping[str, str] = {
     "response_length": "max_completion_length",
 }
 """Third-party flag → the option that it sets."""
-OWN_OPTIONS = frozenset(
-    {
-        *OPTIONS,
-        *RENAMED.values(),
-        "scale_rewards",
-        "top_k",
-        "steps_per_generation",
-        "loss_type",
-        "teacher_model_server",
-        "gkd_logits_topk",
-    }
-)
-"""Options of online learning that no objective of core has."""
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "bnpo")
 """Values of `--loss_type` that are losses of online learning."""
 
@@ -188,6 +175,14 @@ FLAGS: TranslatedFlags = (
     ),
     (("vllm_engine_kwargs",), "objective.rollout_options", "mapping", request("engine_kwargs")),
 )
+OWN_OPTIONS = frozenset(
+    (
+        "loss_type",
+        "steps_per_generation",
+        *(key.removeprefix("objective.") for _, key, *_ in FLAGS if key != _OF_NO_KEY),
+    )
+)
+"""Options of online learning that no objective of core has."""
 
 ROWS: dict[tuple[str, ...], Meaning] = {
     ("min_p",): Default(("0", "0.0", "none", "null"), "it is always off", "rollouts are sampled without min_p."),

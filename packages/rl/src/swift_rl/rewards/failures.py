@@ -32,8 +32,7 @@ class Failures:
         self._options = options
         self._folder = folder
         self._failed: dict[int, Verdict] = {}
-        share = int(options.reward_max_failed * len(items))
-        self._most = 0 if options.reward_on_error == "stop" else max(share, min(1, len(items) - 1))
+        self._most = options.most_failed(len(items))
 
     def noted(self, index: int, verdict: Verdict) -> Verdict:
         """Return the verdict that counts for a completion; raise if too many failed."""

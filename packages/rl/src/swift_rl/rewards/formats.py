@@ -12,8 +12,7 @@ from pydantic import Field
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
-from swift_rl.rewards.base import CompletionReward
-from swift_rl.rewards.final_answers import final_answer
+from swift_rl.rewards.base import CompletionReward, final_answer
 
 _THINK_TAGS = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
 _REACT = re.compile(r"<think>.*?</think>\s*Action:.*?Action Input:.*", re.DOTALL)

@@ -15,7 +15,7 @@ from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError, ModelError
 from swift_infer import json_field
-from swift_rl.rewards.http import posted
+from swift_rl.rewards.models import posted
 
 _PROMPT = (
     "Rate the answer to the question from 0 (useless) to {most} (perfect).\n\n"

@@ -11,8 +11,7 @@ from swift.config.limits import Pattern
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
-from swift_rl.rewards.base import CompletionReward
-from swift_rl.rewards.final_answers import final_answer, solutions_of
+from swift_rl.rewards.base import CompletionReward, final_answer, solutions_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 _STATED_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)

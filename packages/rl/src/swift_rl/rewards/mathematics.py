@@ -8,8 +8,7 @@ from typing import Any
 
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
-from swift_rl.rewards.base import CompletionReward
-from swift_rl.rewards.final_answers import solutions_of, tagged_answer
+from swift_rl.rewards.base import CompletionReward, solutions_of, tagged_answer
 
 
 class AccuracyReward(CompletionReward):

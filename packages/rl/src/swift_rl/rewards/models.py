@@ -1,8 +1,10 @@
-"""Models that score completions: a run, checkpoint or export in this process, or a server that classifies."""
+"""Models that score completions: a run, checkpoint or export in this process, or a server."""
 
 from __future__ import annotations
 
+import json
 import math
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
@@ -10,9 +12,31 @@ from typing import Any, cast
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
-from swift_infer import json_numbers
+from swift_infer import BROKEN, RequestRefused, json_numbers, opener_without_redirects, read_response
 from swift_rl.reward_options import RewardOptions, is_address
-from swift_rl.rewards.http import WAITED, posted
+
+WAITED = 120.0
+"""Seconds for one request, where nothing else is asked for."""
+
+
+def posted(address: str, body: Mapping[str, Any], *, key: str | None = None, seconds: float = WAITED) -> Any:
+    """Send JSON to a server and return the JSON of its response. Raise `OSError` with the reason and the address."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    try:
+        request = urllib.request.Request(address, json.dumps(body, default=str).encode(), headers)
+        response = read_response(opener_without_redirects(), request, seconds)
+    except RequestRefused as problem:
+        reason = (
+            f"redirects to {problem.leads_to}" if problem.leads_to else problem.body[:500].decode("utf-8", "replace")
+        )
+        raise OSError(f"{address} returned {problem.code} {problem.reason}: {reason}") from None
+    except (*BROKEN, ValueError) as problem:
+        raise OSError(f"{address} cannot be reached: {getattr(problem, 'reason', problem)}") from None
+    try:
+        return json.loads(response)
+    except (ValueError, RecursionError):
+        raise OSError(f"{address} returned invalid JSON") from None
+
 
 _AT_ONCE = 8
 """Requests to a server."""

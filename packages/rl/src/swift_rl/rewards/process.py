@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import signal
 import socket
@@ -90,10 +89,6 @@ class WorkerProcess(Generic[Task]):
         """Send a message without a reply to a process without a task."""
         with suppress(OSError):  # it is dead, which the next task finds out
             send(self.channel, message)
-
-    def readable(self, seconds: float) -> bool:
-        """Wait so long for a reply or the end of the process; return whether there is one."""
-        return bool(select.select([self.channel], [], [], seconds)[0])
 
     def drain(self) -> None:
         """Take what was printed out of the pipe, and keep its beginning."""
@@ -225,20 +220,15 @@ class Workers(Generic[Task]):
 
 def ask_once(message: Mapping[str, Any]) -> dict[str, Any]:
     """Start a process for one task, and return its reply, or why there is none, with its `output`."""
-    with tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True) as home:
-        worker: WorkerProcess[Mapping[str, Any]] = WorkerProcess(Path(home, "once"), memory=0)
-        try:
-            worker.give(message, message, LOADING)
-            while not worker.readable(_TICK):
-                worker.drain()
-                if time.monotonic() > worker.deadline:
-                    return {"failure": f"it took longer than {LOADING:g} s", "output": worker.output()}
-            reply = worker.reply()
-            if reply is None:
-                return {"failure": f"the process that ran it {worker.bury()}", "output": worker.kept()}
-            return {**reply, "output": worker.output()}
-        finally:
-            worker.kill()
+    workers: Workers[Mapping[str, Any]] = Workers(RewardOptions(reward_memory=0))
+    try:
+        workers.start().give(message, message, LOADING)
+        late = f"it took longer than {LOADING:g} s"
+        while True:
+            for _, reply, output, _ in workers.replies("the process that ran it", lambda _: late):
+                return {**reply, "output": output}
+    finally:
+        workers.close()
 
 
 def _with_news(busy: Sequence[WorkerProcess[Task]]) -> list[WorkerProcess[Task]]:

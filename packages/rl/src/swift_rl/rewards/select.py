@@ -13,11 +13,12 @@ from pydantic import BaseModel, ValidationError
 from swift.errors import ConfigError, DataError, PluginError, did_you_mean
 from swift.plugins import failing, load_plugin, plugin_names
 from swift_rl.reward_options import RewardOptions
-from swift_rl.rewards.describe import describe_files
 from swift_rl.rewards.loading import installed
+from swift_rl.rewards.process import ask_once
 
 if TYPE_CHECKING:
     from swift.contracts import Reward
+
 
 GROUP = "swift.rewards"
 
@@ -54,19 +55,33 @@ def select_rewards(names: Iterable[str], options: RewardOptions) -> list[Selecte
     """
     typed = [*names]
     in_files = {name: file for name in typed if (file := _in_a_file(name, options)) is not None}
-    found = describe_files(_files(options), [*in_files.values()])
-    described = dict(zip(in_files, found.rewards, strict=True))
-    selected = []
-    for name in typed:
-        facts = described.get(name)
-        if facts is None:
-            selected.append(_installed(name, options, found.registered))
-        else:
-            selected.append(_of_a_file(name, in_files[name], facts))
+    registered, found = _describe_files(_files(options), [*in_files.values()])
+    facts = dict(zip(in_files, found, strict=True))
+    selected = [
+        _of_a_file(name, in_files[name], facts[name]) if facts.get(name) else _installed(name, options, registered)
+        for name in typed
+    ]
     selected += [_model(number, address, options) for number, address in enumerate(options.reward_model, 1)]
     _check_names(selected, options)
     weights = options.reward_weights or (1.0,) * len(selected)
     return [replace(reward, weight=weight) for reward, weight in zip(selected, weights, strict=True)]
+
+
+def _describe_files(
+    files: Sequence[str], rewards: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[str], Sequence[Mapping[str, Any]]]:
+    """Run plugin files, and the files of functions; raise where they fail.
+
+    Return the names in `orms`, and `wants` and `batched` of each reward, or None for one that is not registered.
+    """
+    if not files and not rewards:
+        return (), ()
+    reply = ask_once({"do": "describe", "files": files, "rewards": rewards})
+    if "failure" in reply:
+        named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in rewards if each["kind"] == "function")]))
+        output = "\n".join(filter(None, (reply["output"], reply.get("traceback"))))
+        raise ConfigError(f"{named} failed to load: {reply['failure']}\n{output}".rstrip())
+    return reply["names"], reply["rewards"]
 
 
 def check_columns(selected: Iterable[SelectedReward], columns: Collection[str]) -> None:

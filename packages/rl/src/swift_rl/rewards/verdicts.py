@@ -50,11 +50,17 @@ def _checked_value(value: Any) -> Checked:
         return None, None
     if isinstance(value, Exception):
         return None, in_one_line(value)
+    number = finite(value)
+    return (number, None) if number is not None else (None, f"returned {_shown(value)}, expected a finite number")
+
+
+def finite(value: Any) -> float | None:
+    """Return what user code returned as a finite number; None if it is none."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    return (number, None) if math.isfinite(number) else (None, f"returned {_shown(value)}, expected a finite number")
+        return None
+    return number if math.isfinite(number) else None
 
 
 def in_one_line(problem: BaseException) -> str:

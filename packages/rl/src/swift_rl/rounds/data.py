@@ -140,6 +140,11 @@ class Round:
     cursor: int = 0
     """How many prompts of the run's order are used up, this round's included."""
 
+    @property
+    def kept(self) -> list[RolloutCompletion]:
+        """The completions whose group was not dropped."""
+        return [completion for completion in self.completions if completion.prompt not in self.dropped]
+
     def group(self, prompt: int) -> list[RolloutCompletion]:
         """Return the completions to a prompt."""
         return [completion for completion in self.completions if completion.prompt == prompt]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from swift.files import replace_file
 from swift_rl.rounds.data import Episode, Prompt, RolloutCompletion, Round
@@ -39,11 +39,8 @@ def write_round(folder: Path, made: Round, fingerprint: str) -> Path:
     lines, arrays = (path_of(folder, made.number, ending) for ending in ("jsonl", "safetensors"))
     text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in _lines(made))
     replace_file(lines, text, synced=True)
-    unfinished = arrays.with_suffix(".tmp")
     facts = {"fingerprint": fingerprint, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    save_file(_columns(made.completions), unfinished, metadata=facts)
-    _synced(unfinished)
-    unfinished.replace(arrays)
+    replace_file(arrays, save(_columns(made.completions), metadata=facts), synced=True)
     return lines
 
 
@@ -105,7 +102,7 @@ def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarr
     for index, line in enumerate(rest):
         own = {name: parts[index] for name, parts in pieces.items()}
         others = {name: own.pop(name) for name in list(own) if name not in _ARRAYS}
-        values: dict[str, Any] = {**line, **own, "token_values": others, "episode": _episode(line.get("episode"))}
+        values: dict[str, Any] = {**line, **own, "token_values": others, "episode": _episode(line)}
         completions.append(RolloutCompletion(**values))
     dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
     return Round(head["round"], head["version"], prompts, completions, head["facts"], dropped, head["cursor"])
@@ -121,8 +118,8 @@ class Generated:
     episode: Episode | None = None
 
 
-def _episode(stored: Mapping[str, Any] | None) -> Episode | None:
-    return None if stored is None else Episode(**stored)
+def _episode(stored: Mapping[str, Any]) -> Episode | None:
+    return Episode(**stored["episode"]) if stored.get("episode") is not None else None
 
 
 class RolloutLog:
@@ -142,7 +139,7 @@ class RolloutLog:
                     entry = json.loads(line)
                     if entry["version"] == self._version:
                         own = (entry["token_ids"], entry["logps"], entry["finish_reason"])
-                        known[entry["number"]] = Generated(*own, _episode(entry.get("episode")))
+                        known[entry["number"]] = Generated(*own, _episode(entry))
                 except (ValueError, KeyError, TypeError):
                     continue
         return known
@@ -167,8 +164,3 @@ class RolloutLog:
         with self._file.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
-
-
-def _synced(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

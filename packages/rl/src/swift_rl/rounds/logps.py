@@ -60,31 +60,19 @@ def values_of_completions(
             [[batch[index] for index in row] for row in rows_of(context, [samples[index] for index in batch])]
             for batch in batches
         ]
+    topology = context.topology
     found: list[Mapping[str, np.ndarray]] = [{}] * len(samples)
     for rows in rows_in:
-        scored = _scored(context, samples, rows, objective, temperature=temperature, forward=forward or context.forward)
-        for index, values in zip((index for row in rows for index in row), scored, strict=True):
+        arranged = [tuple(samples[index] for index in row) for row in rows]
+        batch = replace(context.batch(0, arranged, topology.data_rank, topology.data_size), temperature=temperature)
+        mine = list((forward or context.forward)(batch, objective).tokens or ())
+        # Processes that share a slice have the same values.
+        slices = dict(context.comms.gather((topology.data_rank, mine)))
+        scored = [values for rank in sorted(slices) for values in slices[rank]]
+        order = [index for row in rows for index in row]
+        for index, values in zip(order, scored[: len(order)], strict=True):
             found[index] = values
     return found
-
-
-def _scored(
-    context: ScheduleContext,
-    samples: Sequence[Encoded],
-    rows: Sequence[Sequence[int]],
-    objective: Objective,
-    *,
-    temperature: float,
-    forward: Callable[[Batch, Objective], ForwardResult],
-) -> list[Mapping[str, np.ndarray]]:
-    """Return the values of the samples in the rows of a batch, in the order of the rows."""
-    topology = context.topology
-    arranged = [tuple(samples[index] for index in row) for row in rows]
-    batch = replace(context.batch(0, arranged, topology.data_rank, topology.data_size), temperature=temperature)
-    mine = list(forward(batch, objective).tokens or ())
-    # Processes that share a slice have the same values.
-    slices = dict(context.comms.gather((topology.data_rank, mine)))
-    return [values for rank in sorted(slices) for values in slices[rank]][: sum(len(row) for row in rows)]
 
 
 def sample_of(

@@ -32,6 +32,10 @@ class Prompts:
         """Return a hash of all prompts."""
         return self._data.samples.fingerprint
 
+    def lengths(self) -> np.ndarray:
+        """Return the number of tokens of each prompt."""
+        return self._data.samples.lengths
+
     def columns(self) -> list[str]:
         """Return the columns of the first rows, for rewards."""
         first = [self.at(index, index).columns for index in range(min(len(self), 20))]
@@ -39,11 +43,12 @@ class Prompts:
 
     def next(self, cursor: int, count: int) -> list[Prompt]:
         """Return the next prompts from a position of the run's order on."""
-        epoch_size = len(self)
-        return [
-            self.at(int(self._order(position // epoch_size)[position % epoch_size]), position)
-            for position in range(cursor, cursor + count)
-        ]
+        return [self.at(self.index_at(position), position) for position in range(cursor, cursor + count)]
+
+    def index_at(self, position: int) -> int:
+        """Return the index of the sample at a position of the run's order."""
+        epoch, index = divmod(position, len(self))
+        return int(self._order(epoch)[index])
 
     def all(self) -> Sequence[Prompt]:
         """Return every prompt, in the order of the data set."""

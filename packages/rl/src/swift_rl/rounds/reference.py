@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,15 +11,13 @@ from swift.errors import ConfigError
 from swift.toolkit import heartbeat
 from swift_infer import open_engine
 from swift_rl.roles import REFERENCE, is_apart
-from swift_rl.rounds.logps import TokenLogps, values_of_completions
+from swift_rl.rounds.logps import TokenLogps
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ScheduleContext
     from swift.data.samples import Encoded
-    from swift_rl.policy_options import KlOptions
+    from swift_rl.options import OnlineOptions
     from swift_rl.rounds.values import KeptCompletions
-
-Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 
 
 class RunReference:
@@ -30,39 +28,32 @@ class RunReference:
     the model again in an inference engine and scores a part of the completions.
     """
 
-    def __init__(self, context: ScheduleContext, temperature: float) -> None:
+    def __init__(self, context: ScheduleContext, options: OnlineOptions) -> None:
         self._context = context
-        self._temperature = temperature
-        self._is_apart = is_apart(context.config)
+        self._options = options
+        self._in_role = REFERENCE in context.roles
+        self._in_engine = is_apart(context.config) and not self._in_role
         self._engine: InferenceEngine | None = None
-        if self._is_apart and REFERENCE not in context.roles and temperature != 1.0:
+        if self._in_engine and options.temperature != 1.0:
             raise ConfigError(
                 f"The {context.config.backend.name} backend scores the reference at temperature 1 only, but "
-                f"--temperature is {temperature}.",
+                f"--temperature is {options.temperature}.",
                 hint="Pass --temperature 1, train adapters (--train_type lora), or leave the KL divergence out.",
             )
 
-    def before_step(self, step: int, options: KlOptions) -> None:
+    def before_step(self, step: int) -> None:
         """Let the reference follow the policy every `ref_model_sync_steps`. Called on every process."""
+        options = self._options
         if options.sync_ref_model and step and step % options.ref_model_sync_steps == 0:
             self._context.role(REFERENCE).follow(options.ref_model_mixup_alpha)
 
-    def logps(self, kept: KeptCompletions, ask: Ask) -> list[np.ndarray]:
-        """Return the log-probabilities of each sample's tokens. Called on every process."""
-        if not self._is_apart:
-            return [values["logps"] for values in ask(TokenLogps(adapters_off=True))]
-        if REFERENCE not in self._context.roles:
-            return self._by_engine(kept.samples)
-        role = self._context.role(REFERENCE)
-        scored = values_of_completions(
-            self._context,
-            kept.samples,
-            TokenLogps(),
-            temperature=self._temperature,
-            forward=role.forward,
-            batches=kept.batches,
-        )
-        return [values["logps"] for values in scored]
+    def logps(self, kept: KeptCompletions) -> list[np.ndarray]:
+        """Return the log-probabilities of the tokens of completions. Called on every process."""
+        if self._in_engine:
+            return kept.of_completions(self._by_engine(kept.samples))
+        objective = TokenLogps(adapters_off=not self._in_role)
+        forward = self._context.role(REFERENCE).forward if self._in_role else None
+        return kept.evaluate(objective, temperature=self._options.temperature, forward=forward)["logps"]
 
     def _by_engine(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
         if self._engine is None:

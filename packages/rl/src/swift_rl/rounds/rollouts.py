@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 
@@ -14,7 +15,7 @@ from swift.errors import CheckpointError, SwiftError
 from swift.toolkit import heartbeat, progress
 from swift_infer import StopStrings, open_engine
 from swift_rl.distill.engine import size_of
-from swift_rl.environments.episodes import Episodes
+from swift_rl.environments.episodes import Episodes, text_of
 from swift_rl.environments.select import select_environment
 from swift_rl.options import OnlineOptions
 from swift_rl.roles import IN_PROCESS
@@ -43,13 +44,11 @@ class GenerationRequest:
     prompts: Sequence[Prompt]
     groups: int
     sampling: Sampling
-    given: Mapping[int, Sequence[RolloutCompletion]] = field(default_factory=dict)
-    """Index of a prompt → completions that it has already: none are sampled for it."""
 
     def numbered(self) -> Iterator[tuple[int, int, int]]:
         """Yield (index of the prompt, index within its group, number of the completion)."""
         for prompt_index, prompt in enumerate(self.prompts):
-            for index in range(0 if prompt_index in self.given else self.groups):
+            for index in range(self.groups):
                 yield prompt_index, index, completion_number(prompt.position, index)
 
 
@@ -60,7 +59,8 @@ class Rollouts:
         self._context = context
         self._options = options
         self._folder = folder
-        self._engine: VerifiedEngine | None = None
+        self.engine: VerifiedEngine | None = None
+        """The engine of this process; None until it is needed."""
         self.resumed_from: Path | None = None
         """The folder of rollouts of the run that this one resumes."""
         tolerance = options.rollout_tolerance
@@ -83,11 +83,6 @@ class Rollouts:
         """The number of processes with an engine: the first ones."""
         self._has_engine = world.rank < self._workers
 
-    @property
-    def engine(self) -> VerifiedEngine | None:
-        """Return the engine of this process; None until it is needed."""
-        return self._engine
-
     def sampling(self, seed: int, temperature: float) -> Sampling:
         """Return the sampling parameters at a temperature."""
         options = self._options
@@ -106,9 +101,9 @@ class Rollouts:
         """Send the weights in training, after `version` steps, to the engines. Called on every process."""
         if version == self._version:
             return
-        if self._has_engine and self._engine is None:
-            self._engine = self._open()
-        self._context.send_weights(self._engine)
+        if self._has_engine and self.engine is None:
+            self.engine = self._open()
+        self._context.send_weights(self.engine)
         self._version = version
         self._compare()
 
@@ -120,9 +115,9 @@ class Rollouts:
         scored = values_of_completions(self._context, samples, TokenLogps(), temperature=1.0)
         known = [values["logps"][1:] for values in scored]
         problem: SyncError | None = None
-        if self._engine is not None:
+        if self.engine is not None:
             try:
-                self.probed = self._probe.check(self._engine, known)
+                self.probed = self._probe.check(self.engine, known)
             except SyncError as failure:
                 problem = failure
         for each in self._context.comms.gather(problem):
@@ -131,17 +126,22 @@ class Rollouts:
 
     def generate(self, request: GenerationRequest, *, keep: bool = True) -> list[RolloutCompletion]:
         """Return the completions of all prompts, the same on every process. Called on every process."""
-        try:
-            mine: dict[int, Generated] | SwiftError = self.local(request, keep=keep)
-        except SwiftError as failure:  # raised on every process in `gathered`
-            mine = failure
-        return self.gathered(request, mine)
+        return self.gathered(request, self.local(request, keep=keep))
 
-    def local(self, request: GenerationRequest, *, keep: bool = True, show: bool = True) -> dict[int, Generated]:
+    def local(
+        self, request: GenerationRequest, *, keep: bool = True, show: bool = True
+    ) -> dict[int, Generated] | SwiftError:
         """Sample this process's part of the completions: number of the completion → completion.
 
-        Completions that are in the rollout log of an interrupted run are read from there.
+        Completions that are in the rollout log of an interrupted run are read from there. An error is returned, so that
+        `gathered` raises it on every process.
         """
+        try:
+            return self._local(request, keep=keep, show=show)
+        except SwiftError as failure:
+            return failure
+
+    def _local(self, request: GenerationRequest, *, keep: bool, show: bool) -> dict[int, Generated]:
         if not self._has_engine:
             return {}
         rank = self._context.topology.world.rank
@@ -153,7 +153,7 @@ class Rollouts:
         mine = [(index, number) for index, _, number in request.numbered() if index % self._workers == rank]
         sampled = {number: known[number] for _, number in mine if number in known}
         missing = [(index, number) for index, number in mine if number not in known]
-        if missing and self._engine is None:
+        if missing and self.engine is None:
             raise CheckpointError(
                 f"{len(missing)} completions of round {request.round + 1} are missing under {self._folder}, and the "
                 "weights to sample them with no longer exist.",
@@ -161,7 +161,7 @@ class Rollouts:
             )
         shown = show and self._context.topology.is_main
         completions = self._generate(
-            [(number, request.prompts[index]) for index, number in mine], frozenset(sampled), request.sampling
+            [(number, request.prompts[index]) for index, number in mine], sampled.keys(), request.sampling
         )
         for number, each in progress(completions, "Generating completions", on=shown, total=len(missing)):
             heartbeat()
@@ -175,57 +175,54 @@ class Rollouts:
     ) -> Iterator[tuple[int, Generated]]:
         """Yield (number, completion) for the numbers that are not known, in the order in which they are ready."""
         missing = [each for each in numbered if each[0] not in known]
-        if self._engine is None or not missing:
+        if self.engine is None or not missing:
             return
         if self._episodes is not None:
-            yield from self._episodes.play(self._engine, missing, sampling)
+            yield from self._episodes.play(self.engine, missing, sampling)
             return
-        for batch in self._batches(numbered, known, sampling):
+        for batch in self._batches(self.engine, numbered, missing, sampling):
             prompts = [prompt.token_ids.tolist() for _, prompt in batch]
             numbers = [number for number, _ in batch]
-            for index, found in self._engine.generate(prompts, replace(sampling, numbers=numbers)):
+            for index, found in self.engine.generate(prompts, replace(sampling, numbers=numbers)):
                 if numbers[index] not in known:
                     yield numbers[index], Generated(list(found.token_ids), list(found.logprobs), found.finish_reason)
 
+    @staticmethod
     def _batches(
-        self, numbered: Sequence[tuple[int, Prompt]], known: Collection[int], sampling: Sampling
+        engine: VerifiedEngine,
+        numbered: Sequence[tuple[int, Prompt]],
+        missing: Sequence[tuple[int, Prompt]],
+        sampling: Sampling,
     ) -> list[Sequence[tuple[int, Prompt]]]:
         """Return the batches to generate, as the engine would form them: the last bits depend on the batch.
 
         A batch that an interrupted run completed in part is generated whole.
         """
-        assert self._engine is not None
-        missing = [each for each in numbered if each[0] not in known]
-        if len(missing) == len(numbered):
-            return [missing]
-        together = self._engine.batches([prompt.token_ids.tolist() for _, prompt in numbered], sampling)
+        together = None
+        if len(missing) < len(numbered):
+            together = engine.batches([prompt.token_ids.tolist() for _, prompt in numbered], sampling)
         if together is None:
             return [missing]
+        lacking = {number for number, _ in missing}
         batches = [[numbered[index] for index in indices] for indices in together]
-        return [batch for batch in batches if any(number not in known for number, _ in batch)]
+        return [batch for batch in batches if any(number in lacking for number, _ in batch)]
 
     def gathered(self, request: GenerationRequest, mine: dict[int, Generated] | SwiftError) -> list[RolloutCompletion]:
-        """Return the completions of all processes and the given ones, in order. Called on every process."""
+        """Return the completions of all processes, in order. Called on every process."""
         sampled: dict[int, Generated] = {}
         for part in self._context.comms.gather(mine):
             if isinstance(part, SwiftError):
                 raise part
             sampled |= part
-        completions = [self._completion(prompt, index, sampled[number]) for prompt, index, number in request.numbered()]
-        completions += [completion for given in request.given.values() for completion in given]
-        return sorted(completions, key=lambda completion: (completion.prompt, completion.index))
-
-    def forget(self, number: int) -> None:
-        """Delete the rollout log of a round, on one process, once the round is written whole."""
-        RolloutLog(self._folder, number, 0, 0).clear()
+        return [self._completion(prompt, index, sampled[number]) for prompt, index, number in request.numbered()]
 
     def close(self) -> None:
         """Close the engine, and end the processes of the environment."""
         if self._episodes is not None:
             self._episodes.close()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
 
     def _completion(self, prompt: int, index: int, generated: Generated) -> RolloutCompletion:
         return RolloutCompletion(
@@ -241,13 +238,7 @@ class Rollouts:
     def _text_of(self, generated: Generated) -> str:
         if generated.episode is not None:
             return generated.episode.text
-        text, found = self._stops.before(self._text(generated.token_ids))
-        if not found and generated.finish_reason == "stop":
-            return self._text(generated.token_ids[:-1])
-        return text
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self._context.tokenizer.decode(ids, skip_special_tokens=True))
+        return text_of(self._context.tokenizer, self._stops, generated.token_ids, generated.finish_reason)
 
     def _open(self) -> VerifiedEngine:
         model, options = self._context.config.model, self._options
@@ -290,26 +281,19 @@ class PrefetchedRound:
     def __init__(self, rollouts: Rollouts, request: GenerationRequest) -> None:
         self.request = request
         self._rollouts = rollouts
-        self._generated: dict[int, Generated] | SwiftError = {}
-        self._failure: BaseException | None = None
-        self._thread = Thread(target=self._work, name="rollouts", daemon=True)
-        self._thread.start()
+        self._generated: Future[dict[int, Generated] | SwiftError] = Future()
+        Thread(target=self._work, name="rollouts", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until this process's part is sampled and in its rollout log."""
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        self._generated.result()
 
     def completions(self) -> list[RolloutCompletion]:
         """Return the completions of all processes. Called on every process."""
-        self.wait()
-        return self._rollouts.gathered(self.request, self._generated)
+        return self._rollouts.gathered(self.request, self._generated.result())
 
     def _work(self) -> None:
         try:
-            self._generated = self._rollouts.local(self.request, show=False)
-        except SwiftError as failure:
-            self._generated = failure
+            self._generated.set_result(self._rollouts.local(self.request, show=False))
         except BaseException as failure:
-            self._failure = failure
+            self._generated.set_exception(failure)

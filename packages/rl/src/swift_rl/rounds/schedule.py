@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from swift.contracts import BatchSchedule
-from swift.errors import CheckpointError, ConfigError
-from swift_rl.audit import write_page
+from swift.errors import ConfigError
+from swift.files import replace_file
+from swift_rl.audit import page_of
 from swift_rl.health import Health
-from swift_rl.rounds.batching import indices_of_step, rows_of
+from swift_rl.mismatch import mismatch
+from swift_rl.options import OnlineOptions
+from swift_rl.rounds.base import Rounds
+from swift_rl.rounds.batching import indices_of_step
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
-from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
-from swift_rl.rounds.prompts import Prompts
-from swift_rl.rounds.rollouts import GenerationRequest, PrefetchedRound, Rollouts
-from swift_rl.rounds.scoring import on_main
-from swift_rl.rounds.settings import check_settings, prompts_per_round
-from swift_rl.rounds.values import Options, Valuer, figures
+from swift_rl.rounds.files import path_of
+from swift_rl.rounds.logps import sample_of
+from swift_rl.rounds.reference import RunReference
+from swift_rl.rounds.rollouts import GenerationRequest, PrefetchedRound
+from swift_rl.rounds.scoring import RewardScorer, on_main
+from swift_rl.rounds.values import KeptCompletions, figures
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from swift.contracts import ScheduleContext
-    from swift.data.batch import Batch, Row
-    from swift_rl.options import OnlineOptions
+    from swift.data.batch import Batch
+    from swift.data.samples import Encoded
 
 
 ALL_PAGES = 10
@@ -39,45 +42,47 @@ _HARMLESS = (
     *("eval_temperature", "num_generations_eval", "rollout_batch_size", "rollout_tolerance", "log_entropy"),
     *("teacher_batch_size", "teacher_device"),
 )
-"""Options that a resumed run may change without sampling a round again."""
 _SHAPE = ("completion_length", "truncated")
 """Figures of completions besides their rewards."""
 
 
-class RolloutSchedule(BatchSchedule):
+Options = TypeVar("Options", bound=OnlineOptions)
+
+
+class RolloutSchedule(Rounds, Generic[Options]):
     """Rounds of completions, each of which serves some steps.
 
-    The objective's `valuer` gives tokens the values that the loss reads.
+    An objective has a subclass, which computes the values of tokens that its loss reads. `value` is called when
+    completions are sampled and scored, then `fill_in` when the round is complete and the weights are still those at its
+    beginning. Values are stored as attributes of the completions or in their `token_values`. These are written to disk
+    with the round, and read for each step, so that a run can resume in the middle of a round.
     """
 
-    def __init__(
-        self,
-        context: ScheduleContext,
-        options: Options,
-        valuer: Callable[[ScheduleContext, Options, Sequence[str]], Valuer[Options]],
-    ) -> None:
-        self._context = context
-        self._options: OnlineOptions = options
+    token_columns: ClassVar[tuple[str, ...]]
+    """Attributes and `token_values` of completions that samples get as `MicroBatch.token_values`, where known."""
+
+    def __init__(self, context: ScheduleContext, options: Options) -> None:
+        self.options = options
         if context.data.train is None:
             raise ConfigError("Online learning cannot stream its prompts.", hint="Leave --streaming out.")
-        layout = context.layout
-        self._prompts = Prompts(context.data.train, seed=layout.order_seed, shuffle=layout.shuffle)
-        self._per_round = prompts_per_round(layout.global_rows, options)
-        self._steps_per_round = options.steps_per_round
-        rounds_per_epoch = max(1, len(self._prompts) // self._per_round)
-        self.steps_per_epoch: int | None = rounds_per_epoch * self._steps_per_round
-        self.total_steps = layout.max_steps or max(1, round(layout.epochs * self.steps_per_epoch))
-        self._folder = context.folder / FOLDER
-        self._rollouts = Rollouts(context, options, self._folder, self._prompts)
-        held_out = context.data.validation
-        self._held_out = None if held_out is None else Prompts(held_out, seed=0, shuffle=False)
-        check_settings(context, options, [each.samples.lengths for each in (context.data.train, held_out) if each])
-        self._valuer: Valuer[Any] = valuer(context, options, self._prompts.columns())
-        names = self._valuer.names
-        self.evaluation_metrics = (
-            () if held_out is None or not names else ("reward", *(f"rewards/{name}" for name in names), *_SHAPE)
+        super().__init__(
+            context,
+            options,
+            context.data.train,
+            prompts_per_round=_prompts_per_round(context.layout.global_rows, options),
+            steps_per_round=options.steps_per_round,
+            harmless=_HARMLESS,
         )
-        self._fingerprint = _fingerprint(options, self._prompts, context)
+        _check_settings(options)
+        self.scorer: RewardScorer | None = None
+        """None in a run that learns without rewards."""
+        self.evaluation_metrics: Sequence[str] = ()
+        if not options.learns_without_rewards:
+            self.scorer = RewardScorer(context, options, self._prompts.columns())
+            if self._held_out is not None:
+                of_rewards = [f"rewards/{name}" for name in self.scorer.names]
+                self.evaluation_metrics = ("reward", *of_rewards, *_SHAPE)
+        self._reference = RunReference(context, options) if options.has_reference else None
         self._round: Round | None = None
         self._prefetched: PrefetchedRound | None = None
         self._cursor = 0
@@ -85,31 +90,18 @@ class RolloutSchedule(BatchSchedule):
         self._health = Health(options.max_idle_rounds, context.say)
         for line in options.notes():
             context.say(line)
-        self._first_step = 0
-        """The first step of this process."""
-
-    def epoch_at(self, step: int) -> float:
-        """Return how many passes over the prompts are complete before this step."""
-        return step / self._steps_per_round * self._per_round / len(self._prompts)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the completions that a step learns from."""
-        self._valuer.before_step(step)
-        number, within = divmod(step, self._steps_per_round)
+        if self._reference is not None:
+            self._reference.before_step(step)
+        number, within = self._position(step)
         if self._round is None or self._round.number != number:
             self._round = self._begin(number, step, within)
-            self._valuer.begin(self._round)
-        rows = self._rows(self._round, within)
-        batch = replace(self._context.batch(step, rows, data_rank, data_size), temperature=self._options.temperature)
-        return batch if batch.weight else replace(batch, weight=1.0)
-
-    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
-        """Make the steps of the objective's other models."""
-        return self._valuer.train_roles(step, batch)
-
-    def learning_rate(self, step: int, planned: float) -> float:
-        """Return the policy's learning rate at a step, which the schedule has planned."""
-        return self._valuer.learning_rate(step, planned)
+            self.begin(self._round)
+        prompts, completions = self._round.prompts, self._of_step(self._round, within)
+        samples = [self._sample_of(prompts[completion.prompt], completion) for completion in completions]
+        return replace(self._batch(step, samples, data_rank, data_size), temperature=self.options.temperature)
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the figures of the round that a step belongs to."""
@@ -117,19 +109,13 @@ class RolloutSchedule(BatchSchedule):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Complete the held-out prompts with the current weights, and return the mean rewards."""
-        assert self._held_out is not None
         if self._prefetched is not None:
             self._prefetched.wait()
-        self._rollouts.sync(step)
-        options = self._options
-        sampling = self._rollouts.sampling(self._context.config.train.seed + 1, options.eval_temperature)
-        prompts = self._held_out.all()
-        request = GenerationRequest(-1, step, prompts, options.num_generations_eval, sampling)
-        completions = self._rollouts.generate(request, keep=False)
-        self._valuer.score(prompts, completions)
-        self._valuer.value(completions)
-        found = figures(completions, self._valuer.names)
-        return {name: found.get(name, 0.0) for name in self.evaluation_metrics or ()}
+        options = self.options
+        prompts, completions = self._complete_held_out(step, options.eval_temperature, options.num_generations_eval)
+        self._score(prompts, completions)
+        found = figures(completions, self.scorer)
+        return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
 
     def state(self) -> Mapping[str, Any]:
         """Return the run's position in its prompts, once all completions that were begun are in the rollout log."""
@@ -138,21 +124,19 @@ class RolloutSchedule(BatchSchedule):
         if self._round is None:
             return dict(self._resumed)
         return {
+            **super().state(),
             "round": self._round.number,
             "version": self._round.version,
             "cursor": self._cursor,
-            "folder": str(self._folder.absolute()),
             "prefetched": None if self._prefetched is None else self._prefetched.request.version,
-            **({"values": dict(values)} if (values := self._valuer.state()) else {}),
+            **({"values": dict(values)} if (values := self.values_state()) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
+        super().restore(state)
         self._resumed = dict(state)
-        if before := state.get("folder"):
-            self._rollouts.resumed_from = Path(before)
         self._cursor = int(state.get("cursor", 0))
-        self._valuer.restore(state.get("values", {}))
 
     def close(self) -> None:
         """End engines and the processes of rewards."""
@@ -161,63 +145,74 @@ class RolloutSchedule(BatchSchedule):
                 self._prefetched.wait()
         finally:
             self._prefetched = None
-            self._rollouts.close()
-            self._valuer.close()
+            super().close()
+            for each in (self.scorer, self._reference):
+                if each is not None:
+                    each.close()
+
+    # What an objective defines
+
+    @abstractmethod
+    def value(self, completions: Sequence[RolloutCompletion]) -> list[float]:
+        """Fill in summed rewards and values derived from them; return the spread of each group's rewards in order."""
+
+    @abstractmethod
+    def fill_in(self, kept: KeptCompletions) -> Mapping[str, float]:
+        """Fill in values that need forward passes, and those derived from them; return figures of the round."""
+
+    def begin(self, made: Round) -> None:
+        """Update state from a round before its steps; a resumed run reads the round from its file."""
+
+    def values_state(self) -> Mapping[str, Any]:
+        """Return JSON values of the objective for checkpoints."""
+        return {}
+
+    def evaluate_reference(self, kept: KeptCompletions) -> None:
+        """Fill in the log-probabilities of the reference, if there is one."""
+        if self._reference is not None:
+            kept.fill("ref_logps", self._reference.logps(kept))
 
     # Rounds
 
     def _begin(self, number: int, step: int, within: int) -> Round:
         """Return a round, from its files if the run was resumed, else newly made."""
         version = step - within
-        self._first_step = step if self._round is None else self._first_step
-        known = on_main(self._context, lambda: self._written(number, version, within))
+        known = self._written(number, self._version_of(version), within)
         if known is not None:
             self._cursor = known.cursor
             self._prefetch(number, version, synced=bool(within))
             return known
         if within:
-            raise CheckpointError(
-                f"The files of round {number + 1}, which step {step + 1} learns from, are missing under "
-                f"{self._folder}.",
-                hint="Resume from a checkpoint at the end of a round, or restore the run's rollouts folder.",
-            )
+            raise self._lost(number, step)
         begun = time.monotonic()
         made = self._sample(number, version)
         self._prefetch(number, version)
         sampled = time.monotonic()
-        self._valuer.fill(made, version, self._rollouts.probed)
+        self._fill(made, version)
         made.facts |= {"seconds_generating": sampled - begun, "seconds_scoring": time.monotonic() - sampled}
         on_main(self._context, lambda: self._keep(made))
         self._health.look(made)
         return made
 
-    def _written(self, number: int, version: int, within: int) -> Round | None:
-        """Return a round that this run, or the run that it resumes, has written.
+    def _fill(self, made: Round, step: int) -> None:
+        """Complete a round with the model in training after `step` steps."""
+        made.facts |= self.fill_in(KeptCompletions.of(made, self._context, self.options))
+        truncated = self.options.top_p < 1 or self.options.top_k > 0
+        made.facts |= mismatch(made, probe=self._rollouts.probed, truncated=truncated, trainer_version=step)
+        made.facts |= {**figures(made.completions, self.scorer), "dropped_groups": float(len(made.dropped))}
 
-        Rounds of the other run count only if sampled before this one began: it may have continued differently.
-        """
-        sampled_by = self._version_of(number, version)
-        before = self._rollouts.resumed_from
-        folders = [self._folder, *([before] if before is not None and sampled_by <= self._first_step else ())]
-        for folder in folders:
-            known = read_round(folder, number, None if within else self._fingerprint)
-            if known is not None and known.version == sampled_by:
-                return known
-        return None
-
-    def _version_of(self, number: int, version: int) -> int:
+    def _version_of(self, version: int) -> int:
         """Return the step whose weights sample a round that begins at the step `version`."""
-        behind = self._options.rollout_staleness * self._steps_per_round
+        behind = self.options.rollout_staleness * self._steps_per_round
         return max(0, version - behind)
 
     def _request(self, number: int, version: int, prompts: Sequence[Prompt]) -> GenerationRequest:
-        sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
-        given = self._valuer.given(number, prompts)
-        return GenerationRequest(number, version, prompts, self._options.num_generations, sampling, given)
+        sampling = self._rollouts.sampling(self._context.config.train.seed, self.options.temperature)
+        return GenerationRequest(number, version, prompts, self.options.num_generations, sampling)
 
     def _sample(self, number: int, step: int) -> Round:
         """Return the scored completions of the next prompts, without values of the model in training."""
-        version = self._version_of(number, step)
+        version = self._version_of(step)
         if self._prefetched is None and version == step:
             self._rollouts.sync(step)
         made = Round(number, version, [], [], cursor=self._cursor)
@@ -227,7 +222,7 @@ class RolloutSchedule(BatchSchedule):
         else:
             completions = self._rollouts.generate(request)
         self._add(made, request.prompts, completions)
-        for _ in range(self._options.max_resample_times if self._options.dynamic_sample else 0):
+        for _ in range(self.options.max_resample_times if self.options.dynamic_sample else 0):
             missing = self._per_round - (len(made.prompts) - len(made.dropped))
             if not missing:
                 break
@@ -236,30 +231,46 @@ class RolloutSchedule(BatchSchedule):
         if len(made.dropped) == len(made.prompts):
             made.dropped.clear()  # a step needs rows, even if their advantages are 0
         if len(made.prompts) > self._per_round:  # some estimators compare all completions of a round
-            self._valuer.value([completion for completion in made.completions if completion.prompt not in made.dropped])
+            self.value(made.kept)
         self._cursor = made.cursor
         return made
 
     def _add(self, made: Round, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> None:
         """Score completions and add them to a round; with `dynamic_sample`, drop groups of equal rewards."""
-        self._valuer.score(prompts, completions)
-        spreads = self._valuer.value(completions)
+        spreads = self._score(prompts, completions)
         first = len(made.prompts)
         made.prompts += prompts
         made.cursor += len(prompts)
         for completion in completions:
             completion.prompt += first
         made.completions += completions
-        for index, spread in enumerate(spreads if self._options.dynamic_sample else ()):
+        for index, spread in enumerate(spreads if self.options.dynamic_sample else ()):
             if spread <= 0:
                 made.dropped[first + index] = "all completions have the same reward"
 
+    def _score(self, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> list[float]:
+        """Fill in rewards, and values derived from them; return the spread of each group's rewards in order."""
+        if self.scorer is not None:
+            self.scorer.score(prompts, completions)
+        return self.value(completions)
+
+    def _sample_of(self, prompt: Prompt, completion: RolloutCompletion) -> Encoded:
+        """Return a row of a step."""
+        values: dict[str, np.ndarray] = {"rollout_logps": completion.logps}
+        for name in self.token_columns:
+            value = completion.token_values.get(name, getattr(completion, name, None))
+            if value is not None:
+                values[name] = value
+        weights = 1.0 if completion.learned else 0.0
+        before, ids, own = completion.layout(prompt)
+        return sample_of(prompt.number, before, ids, values, own=own, weights=weights)
+
     def _keep(self, made: Round) -> None:
-        write_round(self._folder, made, self._fingerprint)
-        self._rollouts.forget(made.number)
+        """Write a round, and its page, on the main process."""
+        super()._keep(made)
         if made.number < ALL_PAGES or made.number % EVERY_PAGE == 0:
             page = path_of(self._folder, made.number, "html")
-            write_page(page, made, pieces=lambda ids: _shown(self._context, ids), trained_by=self._trained_by(made))
+            replace_file(page, page_of(made, self._shown, self._trained_by(made)))
 
     def _trained_by(self, made: Round) -> dict[int, list[int]]:
         """Return the steps, counted from 1, that learn from each completion, by its index."""
@@ -276,42 +287,49 @@ class RolloutSchedule(BatchSchedule):
 
         `synced`: these weights no longer exist, and all completions are in the rollout log.
         """
-        if not self._options.rollout_staleness or (number + 1) * self._steps_per_round >= self.total_steps:
+        if not self.options.rollout_staleness or (number + 1) * self._steps_per_round >= self.total_steps:
             return
         if not synced:
             self._rollouts.sync(version)
-        elif on_main(self._context, lambda: self._written(number + 1, version + self._steps_per_round, 0) is not None):
+        elif self._written(number + 1, version, 0) is not None:
             return
         prompts = self._prompts.next(self._cursor, self._per_round)
         self._prefetched = PrefetchedRound(self._rollouts, self._request(number + 1, version, prompts))
 
-    # Rows
-
     def _of_step(self, made: Round, within: int) -> list[RolloutCompletion]:
         """Return the completions that one of a round's steps learns from, the same on every process."""
-        taken = [completion for completion in made.completions if completion.prompt not in made.dropped]
-        return [
-            taken[index] for index in indices_of_step(self._context, self._options, made.number, len(taken), within)
-        ]
+        kept = made.kept
+        return [kept[index] for index in indices_of_step(self._context, self.options, made.number, len(kept), within)]
 
-    def _rows(self, made: Round, within: int) -> list[Row]:
-        """Return the rows of one of a round's steps, the same on every process."""
-        completions = self._of_step(made, within)
-        samples = [self._valuer.sample(made.prompts[completion.prompt], completion) for completion in completions]
-        return [tuple(samples[index] for index in each) for each in rows_of(self._context, samples)]
+    def _shown(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of single tokens."""
+        return [str(self._context.tokenizer.decode([each])) for each in ids]
 
 
-def _shown(context: ScheduleContext, ids: Sequence[int]) -> list[str]:
-    """Return the text of single tokens."""
-    return [str(context.tokenizer.decode([each])) for each in ids]
+def _prompts_per_round(global_rows: int, options: OnlineOptions) -> int:
+    """Return the number of prompts of a round; raise if its rows are not whole groups."""
+    completions = global_rows * options.steps_per_pass
+    prompts, rest = divmod(completions, options.num_generations)
+    if rest:
+        raise ConfigError(
+            f"A round of {completions} completions is not divisible into groups of {options.num_generations} "
+            "(num_generations).",
+            hint=f"Pass --train.global_batch {(prompts + 1) * options.num_generations}, or another --num_generations.",
+        )
+    return prompts
 
 
-def _fingerprint(options: OnlineOptions, prompts: Prompts, context: ScheduleContext) -> str:
-    """Return a hash of everything that determines a round besides the weights."""
-    held = [
-        options.model_dump(mode="json", exclude=set(_HARMLESS)),
-        prompts.fingerprint,
-        context.layout.global_rows,
-        context.config.train.seed,
-    ]
-    return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
+def _check_settings(options: OnlineOptions) -> None:
+    """Raise for settings that cannot be learned with, before any weights are loaded."""
+    narrowed = options.top_p < 1 or options.top_k > 0
+    if narrowed and (options.steps_per_round > 1 or options.rollout_staleness):
+        raise ConfigError(
+            "top_p and top_k bias the importance ratios of rounds that serve several steps or are stale.",
+            hint="Leave --top_p and --top_k out.",
+        )
+    if options.rollout_staleness and options.dynamic_sample:
+        raise ConfigError(
+            "rollout_staleness 1 cannot be combined with dynamic_sample: the weights that the first completions were "
+            "sampled with no longer exist when more are needed.",
+            hint="Leave --dynamic_sample or --rollout_staleness out.",
+        )

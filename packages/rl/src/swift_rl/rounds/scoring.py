@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from swift_rl.options import OnlineOptions
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import check_columns, select_rewards
 from swift_rl.rewards.verdicts import Verdict, with_traceback
-from swift_rl.rounds.data import Episode, Prompt, RolloutCompletion
+from swift_rl.rounds.data import Prompt, RolloutCompletion
 from swift_rl.rounds.files import FOLDER
 
 T = TypeVar("T")
@@ -62,64 +62,54 @@ class RewardScorer:
             completion.rewards = {name: each.value for name, each in verdict.items()}
             completion.remarks = {name: remark for name, each in verdict.items() if (remark := _remark(each))}
             completion.failed = [name for name, each in verdict.items() if each.failure and each.value is None]
-        if self._options.environment is not None:
-            self._add_environment(prompts, completions)
-
-    def _add_environment(self, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> None:
-        """Add the environment's rewards; raise if it failed for more episodes than allowed."""
-        options = self._options
-        failed = [
-            completion for completion in completions if completion.episode is not None and completion.episode.failure
-        ]
-        tolerated = int(options.reward_max_failed * len(completions))
-        most = 0 if options.reward_on_error == "stop" else max(tolerated, min(1, len(completions) - 1))
-        for completion in completions:
-            episode = completion.episode
-            completion.rewards[ENVIRONMENT] = None if episode is None else episode.reward
-            if episode is None or not episode.failure:
-                continue
-            remark = "\n".join(filter(None, (episode.failure, episode.output)))
-            completion.remarks[ENVIRONMENT] = remark
-            zero = options.reward_on_error == "zero"
-            completion.rewards[ENVIRONMENT] = 0.0 if zero else None
-            completion.failed += [] if zero else [ENVIRONMENT]
-        if failed:
-            first = failed[0].episode
-            assert first is not None
-            summary = f"{self._environment} failed for {len(failed)} of {len(completions)} episodes"
-            example = f"{prompts[failed[0].prompt].source}: {first.failure}"
-            if len(failed) > most:
-                failure = EnvironmentFailed(
-                    f"{summary}, and at most {most} may fail. {example}",
-                    hint="Fix it, or allow more failures: --reward_max_failed 0.2",
-                )
-                raise with_traceback(failure, first.output)
-            self._context.say(f"{summary}. {example}")
 
     def _verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]
     ) -> list[dict[str, Verdict]]:
         assert self._pool is not None
-        items = [
-            RewardItem(
-                messages=prompts[completion.prompt].messages
-                if completion.episode is None
-                else completion.episode.messages[:-1],
-                completion=completion.text,
-                completion_ids=completion.token_ids.tolist(),
-                finish_reason=completion.finish_reason,
-                columns=_columns(prompts[completion.prompt], completion.episode),
-                source=prompts[completion.prompt].source,
-            )
-            for completion in completions
-        ]
-        return self._pool.score(items)
+        items = []
+        for completion in completions:
+            prompt, episode = prompts[completion.prompt], completion.episode
+            messages, columns = prompt.messages, prompt.columns
+            if episode is not None:
+                messages, columns = episode.messages[:-1], episode.seen_by_rewards(columns)
+            ids, reason = completion.token_ids.tolist(), completion.finish_reason
+            items.append(RewardItem(messages, completion.text, ids, reason, columns, prompt.source))
+        verdicts = self._pool.score(items)
+        if self._options.environment is not None:
+            for verdict, of_environment in zip(verdicts, self._of_environment(prompts, completions), strict=True):
+                verdict[ENVIRONMENT] = of_environment
+        return verdicts
+
+    def _of_environment(self, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> list[Verdict]:
+        """Return the environment's rewards; raise if it failed for more episodes than allowed."""
+        in_failures = 0.0 if self._options.reward_on_error == "zero" else None
+        verdicts, failed = [], []
+        for completion in completions:
+            episode = completion.episode
+            assert episode is not None
+            verdict = Verdict(episode.reward)
+            if episode.failure:
+                verdict = Verdict(in_failures, episode.failure, episode.output)
+                failed.append((prompts[completion.prompt].source, verdict))
+            verdicts.append(verdict)
+        if failed:
+            source, first = failed[0]
+            summary = f"{self._environment} failed for {len(failed)} of {len(completions)} episodes"
+            most = self._options.most_failed(len(completions))
+            if len(failed) > most:
+                failure = EnvironmentFailed(
+                    f"{summary}, and at most {most} may fail. {source}: {first.failure}",
+                    hint="Fix it, or allow more failures: --reward_max_failed 0.2",
+                )
+                raise with_traceback(failure, first.output)
+            self._context.say(f"{summary}. {source}: {first.failure}")
+        return verdicts
 
     def table(self, completions: Sequence[RolloutCompletion]) -> np.ndarray:
-        """Return the rewards of completions, [completions, rewards] in float64, nan for a missing one."""
-        return np.array(
-            [[_number(completion, name) for name in self.names] for completion in completions], dtype=np.float64
-        )
+        """Return the rewards, [completions, rewards] in float64: nan for a missing one, and in all of a failed row."""
+        rows = [[None if each.failed else each.rewards[name] for name in self.names] for each in completions]
+        return np.array(rows, dtype=np.float64)  # None becomes nan
 
     def fill_totals(self, completions: Sequence[RolloutCompletion], totals: np.ndarray) -> None:
         """Fill in the summed rewards of completions (nan: none), and why no step learns from some."""
@@ -142,10 +132,6 @@ class RewardScorer:
             self._pool.close()
 
 
-def _columns(prompt: Prompt, episode: Episode | None) -> Mapping[str, Any]:
-    return prompt.columns if episode is None else episode.seen_by_rewards(prompt.columns)
-
-
 def on_main(context: ScheduleContext, work: Callable[[], T]) -> T:
     """Return the main process's result, or raise its error, on every process."""
     found: T | SwiftError | OSError | None = None
@@ -158,12 +144,6 @@ def on_main(context: ScheduleContext, work: Callable[[], T]) -> T:
     if isinstance(found, SwiftError | OSError):
         raise found
     return found  # type: ignore[return-value]  # the main process's
-
-
-def _number(completion: RolloutCompletion, name: str) -> float:
-    """Return a reward; nan for a completion with any failed reward."""
-    value = None if completion.failed else completion.rewards[name]
-    return float("nan") if value is None else float(value)
 
 
 def _remark(verdict: Verdict) -> str:

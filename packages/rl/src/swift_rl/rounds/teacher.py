@@ -16,50 +16,37 @@ if TYPE_CHECKING:
     from swift.contracts import ScheduleContext
     from swift.data.samples import Encoded
     from swift_rl.distill.options import TeacherOptions
-    from swift_rl.options import GrpoOptions
 
 
 class TokenTeacher:
-    """The teacher of a run that learns from its own completions; it scores only the sampled tokens."""
+    """The teacher of a run that learns from its own completions; it scores only the sampled tokens.
+
+    It is a frozen model of the run, on its processes and sharded as the policy is, or in an inference engine.
+    """
 
     def __init__(self, context: ScheduleContext, options: TeacherOptions) -> None:
-        self._engine = TeacherEngine(context, options, top=0)
-        self._engine.check_server()
+        self._context = context
+        self._engine = None if options.teacher_as_role else TeacherEngine(context, options, top=0)
 
     def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
-        """Return the log-probability of every token of each sample, 0 of the first. Called on every process."""
+        """Return the log-probability of every learned token of each sample. Called on every process."""
+        engine = self._engine
+        if engine is None:
+            forward = self._context.role(TEACHER).forward
+            found = values_of_completions(self._context, samples, TokenLogps(), temperature=1.0, forward=forward)
+            return [values["logps"] for values in found]
         sequences = [sample.segments[0].input_ids.tolist() for sample in samples]
 
         def scored(mine: Sequence[int]) -> dict[int, np.ndarray]:
             found = {}
-            for index, score in self._engine.opened().score([sequences[each] for each in mine]):
+            for index, score in engine.opened().score([sequences[each] for each in mine]):
                 heartbeat()
                 found[mine[index]] = np.concatenate([[0.0], score.logprobs])
             return found
 
-        return self._engine.divided(len(sequences), scored)
+        return engine.divided(len(sequences), scored)
 
     def close(self) -> None:
         """Close the engine."""
-        self._engine.close()
-
-
-class RoleTeacher:
-    """The teacher as a frozen model of the run, on its processes and sharded as the policy is."""
-
-    def __init__(self, context: ScheduleContext) -> None:
-        self._context = context
-
-    def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
-        """Return the log-probability of every token that is learned. Called on every process."""
-        forward = self._context.role(TEACHER).forward
-        scored = values_of_completions(self._context, samples, TokenLogps(), temperature=1.0, forward=forward)
-        return [values["logps"] for values in scored]
-
-    def close(self) -> None:
-        """Do nothing: the run owns it."""
-
-
-def open_teacher(context: ScheduleContext, options: GrpoOptions) -> TokenTeacher | RoleTeacher:
-    """Return the teacher of a run."""
-    return RoleTeacher(context) if options.teacher_as_role else TokenTeacher(context, options)
+        if self._engine is not None:
+            self._engine.close()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from swift.errors import ConfigError, did_you_mean
+from swift.files import replace_file
 from swift_infer import check_model, check_result, quiet_libraries
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
 
@@ -55,7 +53,9 @@ def sample(options: SampleOptions, result: Path) -> None:
     if selected:
         score(prompts, selected, options, result.with_suffix(f".scores{result.suffix}"))
     choice = Choice(options, {reward.name: reward.weight for reward in selected})
-    _write(result, (row for prompt in prompts for row in choice.rows(prompt)))
+    rows = (row for prompt in prompts for row in choice.rows(prompt))
+    lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    replace_file(result, lines, synced=True)
     tally = choice.tally
     parts = [f"{tally.completions} completions to {tally.prompts} prompts"]
     parts += [f"{tally.cut_off} cut off and left out (--keep_truncated takes them)"] if tally.cut_off else []
@@ -82,14 +82,3 @@ def _columns(options: SampleOptions) -> list[str]:
         for item in read_completions(options.cache_files[0])[:20]:
             found |= dict.fromkeys(item.columns)
     return list(found)
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    with unfinished.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

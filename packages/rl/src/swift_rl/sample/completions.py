@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -53,49 +53,17 @@ class SampledPrompt:
         return {**self.columns, "solution": self.expected}
 
 
-class RepeatedQuestions:
-    """Each of some questions so many times, one after the other."""
-
-    def __init__(self, questions: Sequence[Question], times: int) -> None:
-        self.questions = questions
-        self.times = times
-
-    def __len__(self) -> int:
-        return len(self.questions) * self.times
-
-    def __getitem__(self, index: int) -> Question:
-        return self.questions[index // self.times]
-
-    def __iter__(self) -> Iterator[Question]:
-        return (question for question in self.questions for _ in range(self.times))
-
-
-class QuestionsPart(Sequence[Question]):
-    """One of several parts of the questions, of about the same size, in order."""
-
-    def __init__(self, questions: Any, part: Sequence[int]) -> None:
-        number, parts = part or (0, 1)
-        self._questions = questions
-        self._indices = range(len(questions) * number // parts, len(questions) * (number + 1) // parts)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one question."""
-        return self._questions[self._indices[index]]
-
-
 def sampled_prompts(options: SampleOptions, kept_in: Path) -> list[SampledPrompt]:
     """Return the prompts with their completions, which are kept in a file from which an interrupted run continues."""
     questions: Sequence[Question] = ()
     if options.dataset:
-        questions = QuestionsPart(
-            read_questions(options.dataset, options.columns, system=options.system), options.data_range
-        )
+        every = read_questions(options.dataset, options.columns, system=options.system)
+        number, parts = options.data_range or (0, 1)
+        first, end = len(every) * number // parts, len(every) * (number + 1) // parts
+        questions = [every[index] for index in range(first, end)]
     if options.engine == NO_ENGINE:
         return _cached(options, questions)
-    repeated = RepeatedQuestions(questions, options.num_return_sequences)
+    repeated = [question for question in questions for _ in range(options.num_return_sequences)]
     write_responses_to(kept_in, options, options.sampling, repeated, further=_settings(options), line=_line)
     lines = read_lines(kept_in)
     return [

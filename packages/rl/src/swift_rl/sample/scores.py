@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ def _settings(
     completions: Sequence[tuple[SampledPrompt, SampledCompletion]],
 ) -> dict[str, Any]:
     """Return what determines the scores: the rewards, their files and the completions."""
-    files = {str(file): _digest(file) for reward in selected for file in _files_of(reward)}
+    named = [each for reward in selected for each in (reward.described.get("file"), *reward.described.get("files", ()))]
+    files = {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in named if file is not None}
     seen = hashlib.sha256()
     for prompt, completion in completions:
         held = [list(prompt.messages), completion.text, list(completion.token_ids), dict(prompt.seen_by_rewards)]
@@ -86,17 +87,6 @@ def _settings(
         "on_error": options.reward_on_error,
         "completions": seen.hexdigest(),
     }
-
-
-def _files_of(reward: SelectedReward) -> Iterator[Path]:
-    described = reward.described
-    for name in (described.get("file"), *described.get("files", ())):
-        if name is not None:
-            yield Path(name)
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _made_so(path: Path, settings: Mapping[str, Any]) -> bool:

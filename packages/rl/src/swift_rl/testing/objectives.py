@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import BatchSchedule
-from swift_rl.critic import CRITIC, ValueLoss
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
 from swift_rl.objective import Grpo
-from swift_rl.ppo import Ppo
-from swift_rl.testing.numbers import TEMPERATURE, taught, values_of
+from swift_rl.ppo import CRITIC, Ppo, ValueLoss
+from swift_rl.testing.reference import TEMPERATURE, taught, values_of
 
 if TYPE_CHECKING:
     from swift.contracts import ScheduleContext
     from swift.data.batch import Batch, Row
     from swift.data.samples import Segment
-    from swift_rl.ppo_options import PpoOptions
+    from swift_rl.options import PpoOptions
 
 Given = Callable[["Segment", int], "Segment"]
 

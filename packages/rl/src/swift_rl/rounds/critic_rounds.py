@@ -9,38 +9,25 @@ import numpy as np
 
 from swift_rl import gae, kl
 from swift_rl.advantages import GroupStatistics, totals
-from swift_rl.critic import CRITIC, TokenValues, ValueLoss
-from swift_rl.ppo_options import PpoOptions
-from swift_rl.rounds.logps import values_of_completions
-from swift_rl.rounds.reference import RunReference
-from swift_rl.rounds.values import KeptCompletions, Valuer
+from swift_rl.options import PpoOptions
+from swift_rl.ppo import CRITIC, TokenValues, ValueLoss
+from swift_rl.rounds.schedule import RolloutSchedule
 
 if TYPE_CHECKING:
     from swift.contracts import OpenRole, ScheduleContext
     from swift.data.batch import Batch
     from swift_rl.rounds.data import RolloutCompletion, Round
+    from swift_rl.rounds.values import KeptCompletions
 
 
-class CriticValuer(Valuer[PpoOptions]):
-    """Values of `ppo`; its critic is the role of that name."""
+class CriticRounds(RolloutSchedule[PpoOptions]):
+    """Rounds of `ppo`; its critic is the role of that name."""
 
     token_columns = ("advantages", "old_logps", "is_weights", "returns", "old_values")
 
-    def __init__(self, context: ScheduleContext, options: PpoOptions, columns: Sequence[str]) -> None:
-        super().__init__(context, options, columns)
-        self._reference = RunReference(context, options.temperature) if options.kl_coef > 0 else None
+    def __init__(self, context: ScheduleContext, options: PpoOptions) -> None:
+        super().__init__(context, options)
         self._kl_coef = options.kl_coef
-
-    def close(self) -> None:
-        """End the rewards' processes, and close the reference."""
-        super().close()
-        if self._reference is not None:
-            self._reference.close()
-
-    def before_step(self, step: int) -> None:
-        """Let the reference follow the policy, with `sync_ref_model`."""
-        if self._reference is not None:
-            self._reference.before_step(step, self.options)
 
     def value(self, completions: Sequence[RolloutCompletion]) -> list[float]:
         """Fill in summed rewards; return the spread of each group's rewards in order."""
@@ -53,22 +40,23 @@ class CriticValuer(Valuer[PpoOptions]):
     def fill_in(self, kept: KeptCompletions) -> Mapping[str, float]:
         """Fill in log-probabilities, critic values, and the advantages and returns derived from them."""
         options = self.options
-        self.evaluate_policy(kept)
-        divergences = self._divergences(kept)
+        kept.evaluate_policy()
+        self.evaluate_reference(kept)
+        divergences = None
+        if options.has_reference:
+            divergences = kl.of_completions(kept.all("old_logps"), kept.all("ref_logps"), options)
         values = self._values(kept)
-        masks = [np.full(len(completion.token_ids), completion.learned) for completion in kept.completions]
+        masks = kept.masks
         found = gae.estimate(self._scores(kept), values, divergences, masks, options, kl_coef=self._kl_coef)
-        for completion, advantages, returns, value in zip(
-            kept.completions, found.advantages, found.returns, values, strict=True
-        ):
-            completion.advantages = advantages
+        kept.fill("advantages", found.advantages)
+        for completion, returns, value in zip(kept.completions, found.returns, values, strict=True):
             completion.token_values |= {"returns": returns, "old_values": value}
         return {
             **({} if divergences is None else {"kl": _mean(divergences, masks), "kl_coef": self._kl_coef}),
             "explained_variance": gae.explained_variance(found.returns, values, masks),
             "value": _mean(values, masks),
             "return": _mean(found.returns, masks),
-            **(self.correct(kept, options) if self.corrects(options) else {}),
+            **kept.correct(),
         }
 
     def begin(self, made: Round) -> None:
@@ -77,14 +65,15 @@ class CriticValuer(Valuer[PpoOptions]):
             used, apart = made.facts["kl_coef"], made.facts["kl"]
             self._kl_coef = gae.adapted(used, apart, len(made.completions), self.options)
 
-    def state(self) -> Mapping[str, Any]:
+    def values_state(self) -> Mapping[str, Any]:
         """Return the coefficient of the next round."""
         return {"kl_coef": self._kl_coef}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the coefficient."""
+        """Restore the coefficient too."""
+        super().restore(state)
         if self.options.kl_target is not None:
-            self._kl_coef = float(state.get("kl_coef", self._kl_coef))
+            self._kl_coef = float(state.get("values", {}).get("kl_coef", self._kl_coef))
 
     def learning_rate(self, step: int, planned: float) -> float:
         """Return 0 during the critic's warm-up."""
@@ -100,23 +89,11 @@ class CriticValuer(Valuer[PpoOptions]):
 
     @property
     def _critic(self) -> OpenRole:
-        return self.context.role(CRITIC)
+        return self._context.role(CRITIC)
 
     def _values(self, kept: KeptCompletions) -> list[np.ndarray]:
         forward = None if self.options.critic == "shared" else self._critic.forward
-        objective = TokenValues(self.options)
-        values = values_of_completions(
-            self.context, kept.samples, objective, temperature=1.0, forward=forward, batches=kept.batches
-        )
-        return kept.of_completions([each["values"] for each in values])
-
-    def _divergences(self, kept: KeptCompletions) -> list[np.ndarray] | None:
-        if self._reference is None:
-            return None
-        logps = self._reference.logps(kept, lambda objective: self.evaluate(kept, objective))
-        for completion, each in zip(kept.completions, kept.of_completions(logps), strict=True):
-            completion.ref_logps = each
-        return kl.of_completions(kept.all("old_logps"), kept.all("ref_logps"), self.options)
+        return kept.evaluate(TokenValues(self.options), temperature=1.0, forward=forward)["values"]
 
     def _scores(self, kept: KeptCompletions) -> np.ndarray:
         """Return the rewards of completions, less the penalty for those that did not end."""
