@@ -105,7 +105,7 @@ class Cell:
         from swift.config.parse import parse
         from swift.planning import PlannedBackend
         from swift.plugins.load import load_backend
-        from swift_plan.known import config_of
+        from swift_plan.shape import config_of
 
         parsed = parse(training_argv(self.model, self.data, *self.flags, *UNSAVED), self.command)
         backend = PlannedBackend(load_backend(parsed.config.backend.name), "", (), parsed)

@@ -18,12 +18,11 @@ from swift.plugins import result_alone
 from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.failures import Reliability
-from swift_plan.known import config_of
 from swift_plan.machine import this_machine
 from swift_plan.memory import TracedMemory
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, FoundPlans, search
-from swift_plan.shape import ModelShape, shape_of
+from swift_plan.shape import ModelShape, config_of, shape_of
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class PlanCommand:
     def _planned(self, options: PlanOptions, args: Sequence[str], say: Callable[[str], None]) -> Planned:
         if options.level == 3:
             measure_messages(options, args, say)
-        planned = Planned.of(options, args)
+        planned = Planned.on(_cluster(options), options, args)
         if options.measure or options.level == 2:
             planned.measure(say)
         return planned
@@ -90,7 +89,7 @@ class Planned:
 
     def measure(self, say: Callable[[str], None]) -> None:
         """Run the first plans, or blocks of them, on this machine."""
-        from swift_plan.measuring import MeasuredRun, by_blocks, keep, measured
+        from swift_plan.measuring import MeasuredRun, keep, measured
 
         _check_here(self.cluster)
         options, plans = self.options, self.found.fitting
@@ -100,12 +99,7 @@ class Planned:
             keep(self.measured, self.cluster.device.name)
         else:
             whole = [plan for plan in plans if plan.layout.pp == 1]
-            self.measured = by_blocks(run, whole[: min(options.top, 3)], say)
-
-    @classmethod
-    def of(cls, options: PlanOptions, args: Sequence[str]) -> Planned:
-        """Search through the layouts for the devices that the options name."""
-        return cls.on(_cluster(options), options, args)
+            self.measured = measured(run, whole[: min(options.top, 3)], say, by_blocks=True)
 
     @classmethod
     def on(cls, where: Cluster, options: PlanOptions, args: Sequence[str], timing: Timing | None = None) -> Planned:

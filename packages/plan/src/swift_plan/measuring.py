@@ -63,35 +63,30 @@ gathered while it computes; and of four, an error of what a block adds counts fo
 HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 
 
-def measured(run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run plans for a few steps each; return them fastest first, those that failed at the end."""
+def measured(
+    run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None], *, by_blocks: bool = False
+) -> list[MeasuredPlan]:
+    """Run plans for a few steps each; return them fastest first, those that failed at the end.
+
+    With `by_blocks` run few blocks under each plan, and return what all blocks would take. Such plans have no
+    pipelines, as one block has no two stages.
+    """
     found = []
     with ShortRuns.begun(run.command, run.model, run.args) as trials:
         for plan in plans:
-            trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length)
+            trial = _of_blocks(run, plan, trials) if by_blocks else _trial(run, plan, trials)
             found.append(MeasuredPlan(_on(run, plan), trial))
             report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
 
-def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run few blocks under each of the plans; return what all blocks would take.
-
-    They have no pipelines, as one block has no two stages.
-    """
-    found = []
-    with ShortRuns.begun(run.command, run.model, run.args) as trials:
-        for plan in plans:
-            each: dict[int, ShortRun] = {}
-            for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):
-                trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length, blocks=blocks)
-                each[blocks] = trial
-                if trial.failure:
-                    break
-            found.append(MeasuredPlan(_on(run, plan), extrapolated(each, run.layers)))
-            trial = found[-1].trial
-            report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
-    return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
+def _of_blocks(run: MeasuredRun, plan: Candidate, trials: ShortRuns) -> ShortRun:
+    each: dict[int, ShortRun] = {}
+    for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):
+        each[blocks] = _trial(run, plan, trials, blocks)
+        if each[blocks].failure:
+            break
+    return extrapolated(each, run.layers)
 
 
 def extrapolated(runs: Mapping[int, ShortRun], layers: int) -> ShortRun:
@@ -135,8 +130,8 @@ def _on(run: MeasuredRun, plan: Candidate) -> Candidate:
     return replace(plan, program=PROGRAM * 1e9) if run.workload.on_cpu else plan
 
 
-def _flags(run: MeasuredRun, plan: Candidate) -> list[str]:
+def _trial(run: MeasuredRun, plan: Candidate, trials: ShortRuns, blocks: int | None = None) -> ShortRun:
     typed = flags(plan, run.args, run.workload)
     if run.cluster.per_machine > 1:
         typed += ["--nproc", str(run.cluster.per_machine)]
-    return typed
+    return trials.run(typed, rows=run.workload.rows, length=run.workload.length, blocks=blocks)

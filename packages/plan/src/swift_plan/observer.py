@@ -159,10 +159,9 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
     from swift.planning import PlannedBackend
     from swift_plan import ledger
     from swift_plan.cluster import CPU
-    from swift_plan.known import config_of
     from swift_plan.machine import PROGRAM, this_machine
     from swift_plan.search import counted
-    from swift_plan.shape import shape_of
+    from swift_plan.shape import config_of, shape_of
     from swift_plan.workload import Workload
 
     backend = PlannedBackend.of_run(run)

@@ -13,11 +13,10 @@ from swift.planning import PlannedBackend
 from swift_plan import ledger, screen
 from swift_plan.cluster import CPU
 from swift_plan.command import Planned
-from swift_plan.known import config_of
 from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.options import PlanOptions
 from swift_plan.search import counted
-from swift_plan.shape import shape_of
+from swift_plan.shape import config_of, shape_of
 from swift_plan.workload import Workload
 
 if TYPE_CHECKING:

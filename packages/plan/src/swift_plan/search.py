@@ -17,7 +17,7 @@ from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
 from swift_plan.other_memory import OtherMemory
 from swift_plan.timing import Speeds, StepTime, Timing
-from swift_plan.workload import TrainedCount, Workload
+from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift.contracts import Basis, ProcessLayout, Run
@@ -125,14 +125,13 @@ class BackendSearch:
 
     def __init__(
         self, backend: PlannedBackend, shape: ModelShape, config: Mapping[str, Any], cluster: Cluster, timing: Timing,
-        trace: TracedMemory | None = None,
+        trace: TracedMemory | None = None, workload: Workload | None = None,
     ) -> None:  # fmt: skip
         self.trace = trace
         self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
         self.world = cluster.devices
-        self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
-        self.slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
-        self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, self.slot_bytes)
+        self.workload = workload or _workload(backend, cluster)
+        self.stages = StagesOf(backend, shape, self.workload)
         self.other = OtherMemory(backend, shape, self.workload, cluster)
         self.refused: SwiftError | None = None
         self.tried = 0
@@ -334,19 +333,13 @@ def counted(
     trace: TracedMemory | None = None,
 ) -> Candidate:
     """Return what is expected of a run as it is configured, whose largest step has so many tokens."""
-    one = BackendSearch(backend, shape, config, cluster, timing, trace)
     run, train = backend.run({}, cluster.devices), backend.config.train
     layout = backend.layout(run)
     rows = train.global_batch or train.micro_batch * train.accumulation * layout.data
-    one.workload = replace(
-        one.workload,
-        rows=rows,
-        length=max(1, tokens // rows // one.workload.segments),
-        compute_bytes=compute_bytes,
-        rows_assumed=False,
-    )
-    one.other = OtherMemory(backend, shape, one.workload, cluster)
-    one.stages = StagesOf(shape, TrainedCount(backend, shape, one.workload), one.workload, one.slot_bytes)
+    work = _workload(backend, cluster)
+    length = max(1, tokens // rows // work.segments)
+    work = replace(work, rows=rows, length=length, compute_bytes=compute_bytes, rows_assumed=False)
+    one = BackendSearch(backend, shape, config, cluster, timing, trace, work)
     sizes = split(shape.layers, layout.pp, layout.vpp)
     held = one.stages.under(layout, sizes)
     accumulation = max(1, ceil(rows / (layout.data * train.micro_batch)))
@@ -354,8 +347,12 @@ def counted(
     if states is None:
         raise _silent(backend)
     filled = _Filled({train.gradient_checkpointing: run}, {}, sizes, train.micro_batch, accumulation, held, states)
-    plans = one.each(filled, Activations(backend, run, shape, one.workload, trace))
+    plans = one.each(filled, Activations(backend, run, shape, work, trace))
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
+
+
+def _workload(backend: PlannedBackend, cluster: Cluster) -> Workload:
+    return Workload.of(backend, processes=cluster.devices, on_cpu=cluster.device.name == CPU)
 
 
 def _silent(backend: PlannedBackend) -> PluginError:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,16 +101,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._held[key] = weakref.ref(storage, gone)
 
 
-@dataclass(frozen=True)
-class TracedPass:
-    """Bytes of a pass through some blocks, beside weights and gradients of weights."""
-
-    kept: int
-    """When the backward pass reaches the last block."""
-    most: int
-    """At the most, until it leaves that block."""
-
-
 class _Source:
     """A model of sizes alone, as `swift.contracts.ModelSource` gives it to who builds it."""
 
@@ -161,18 +150,18 @@ class Trace:
         """Return what a layer keeps and takes, in bytes a token."""
         found = self._known.get(recompute)
         if found is None:
-            one, two = (self.passed(blocks, self._length, recompute=recompute) for blocks in (1, 2))
-            half = self.passed(2, max(1, self._length // 2), recompute=recompute)
-            kept = (two.kept - one.kept) / self._length
-            ends = max(0.0, one.kept / self._length - kept)
+            (one, _), (two, most) = (self.passed(blocks, self._length, recompute=recompute) for blocks in (1, 2))
+            half, most_of_half = self.passed(2, max(1, self._length // 2), recompute=recompute)
+            kept = (two - one) / self._length
+            ends = max(0.0, one / self._length - kept)
             if self._backend.config.train.compile and not recompute:
                 kept = self._kept_compiled()
             # What does not grow with the tokens is gradients of single weights.
-            grows = ((two.most - two.kept) - (half.most - half.kept)) / (self._length - max(1, self._length // 2) or 1)
+            grows = ((most - two) - (most_of_half - half)) / (self._length - max(1, self._length // 2) or 1)
             found = self._known[recompute] = LayerMemory(
                 kept=kept,
                 transient=max(0.0, grows),
-                fixed=max(0.0, two.most - two.kept - grows * self._length),
+                fixed=max(0.0, most - two - grows * self._length),
                 ends=ends,
                 whole=self.layer(recompute=False).kept if recompute else kept,
             )
@@ -203,8 +192,11 @@ class Trace:
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast("cpu", self._compute, enabled=self._compute is not torch.float32)
 
-    def passed(self, blocks: int, length: int, *, recompute: bool) -> TracedPass:
-        """Pass one row through so many blocks, forward and backward."""
+    def passed(self, blocks: int, length: int, *, recompute: bool) -> tuple[int, int]:
+        """Pass one row through so many blocks, forward and backward, and return bytes beside weights' and gradients'.
+
+        The first are there when the backward pass reaches the last block, the second at most until it leaves it.
+        """
         live = LiveBytes()  # alone: torch's FlopCounterMode beside it keeps a block's tensors until all are done
         marks: list[int] = []
         view = self._build(blocks, recompute=recompute)
@@ -222,7 +214,7 @@ class Trace:
                     live.weight(tensor)
                 torch.autograd.backward(self._states(view, ids).sum())
         kept, most = (*marks, live.peak)[:2]
-        return TracedPass(kept, most)
+        return kept, most
 
     def loss(self, tokens: int, *, cut: int = 1) -> float:
         """Return what the loss takes beside hidden states and weights, where `cut` processes share the head."""
