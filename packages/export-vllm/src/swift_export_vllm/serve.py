@@ -15,7 +15,7 @@ from swift_export_vllm.command import flags_for, server_command, server_environm
 from swift_export_vllm.interpreter import LIBRARY, on_cpu
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.supported import check_on_cpu, check_served
-from swift_infer.servers import Interpreter, Launch, ServerLog, given
+from swift_infer.servers import Interpreter, Launch, ServerLog, ServerProgram, given, run_server
 
 LOG = ServerLog(
     title="vLLM",
@@ -37,7 +37,7 @@ _OTHER_MACHINES = ("--config", "--distributed-executor-backend", "--data-paralle
 _WHOLE = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 
 
-class VllmProgram:
+class VllmProgram(ServerProgram):
     """vLLM's OpenAI server."""
 
     library = LIBRARY
@@ -65,9 +65,10 @@ class VllmProgram:
         """Return where this build computes."""
         return "CPU" if on_cpu(interpreter) else "GPU"
 
-    def served_name(self, request: ServeRequest) -> str:
-        """Return an adapter's own name: to vLLM it is a model."""
-        return next(iter(request.adapters), request.name)
+
+def serve(request: ServeRequest) -> int:
+    """Start the server, wait until it is ready, and stay until the user stops it."""
+    return run_server(VllmProgram(), request)
 
 
 def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShare | None:

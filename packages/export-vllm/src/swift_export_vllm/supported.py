@@ -15,7 +15,7 @@ from swift.errors import ExportError, ModelError, did_you_mean
 from swift.untrusted import read_json_object
 from swift_export_vllm.interpreter import find_interpreter, on_cpu
 from swift_export_vllm.memory import head_size
-from swift_export_vllm.tasks import GENERATES, TASKS
+from swift_export_vllm.plugin import GENERATES, TASKS
 from swift_infer.servers import Interpreter
 
 if TYPE_CHECKING:
