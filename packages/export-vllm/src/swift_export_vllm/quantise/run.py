@@ -18,8 +18,8 @@ from swift_export_vllm.quantise.calibrate import check_unchanged, observe, round
 from swift_export_vllm.quantise.cost import Cost, check, table
 from swift_export_vllm.quantise.formats import NF4_BLOCK, configuration, decode
 from swift_export_vllm.quantise.schemes import SCHEMES, Scheme, group_size
-from swift_export_vllm.quantise.shards import Shards
 from swift_export_vllm.quantise.walk import TokenBatch, Walk, batches, check_fits
+from swift_export_vllm.weights_folder import Shards
 
 REPORT = "quantisation.json"
 
