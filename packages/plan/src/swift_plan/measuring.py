@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from swift_plan import ledger
+from swift_plan.cluster import Cluster
 from swift_plan.fit import MeasuredStep, fit
 from swift_plan.machine import PROGRAM
 from swift_plan.screen import flags, gib, label, seconds
+from swift_plan.search import Candidate
 from swift_plan.trials import ShortRun, ShortRuns
 from swift_plan.watching import TRAINING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from swift_plan.cluster import Cluster
-    from swift_plan.search import Candidate
-    from swift_plan.workload import Workload
+from swift_plan.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,8 @@ def measured(
     with ShortRuns.begun(run.command, run.model, run.args) as trials:
         for plan in plans:
             trial = _of_blocks(run, plan, trials) if by_blocks else _trial(run, plan, trials)
-            found.append(MeasuredPlan(_on(run, plan), trial))
+            # What the program itself takes is measured with it.
+            found.append(MeasuredPlan(replace(plan, program=PROGRAM * 1e9) if run.workload.on_cpu else plan, trial))
             report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
@@ -123,11 +119,6 @@ def keep(found: Sequence[MeasuredPlan], device: str) -> None:
     if rows:
         start, before = ledger.known_speeds(device)
         ledger.keep_speeds(device, fit(rows, start), before + len(rows))
-
-
-def _on(run: MeasuredRun, plan: Candidate) -> Candidate:
-    """Return a plan with what the program itself takes, where that is measured with it."""
-    return replace(plan, program=PROGRAM * 1e9) if run.workload.on_cpu else plan
 
 
 def _trial(run: MeasuredRun, plan: Candidate, trials: ShortRuns, blocks: int | None = None) -> ShortRun:

@@ -6,15 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from swift.contracts import AFTERWARDS, GROWING, HOST, LEAVING, PASSING, LayerSizes, LocalWeights, ProcessLayout
+from swift.contracts import (
+    AFTERWARDS,
+    GROWING,
+    HOST,
+    LEAVING,
+    PASSING,
+    Basis,
+    LayerSizes,
+    LocalWeights,
+    ProcessLayout,
+    Run,
+)
+from swift.planning import PlannedBackend
 from swift_plan.shape import ModelShape
 from swift_plan.workload import TrainedCount, Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import Basis, Run
-    from swift.planning import PlannedBackend
 
 _KEPT_LOGITS = 64 * 2**20
 """Logits of all tokens up to this size are kept for the backward pass; larger ones are made chunk by chunk."""

@@ -6,19 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift.contracts import HOST
-from swift.planning import EngineModel, RoundWork, row_bytes, rows_at_once
+from swift.contracts import HOST, LocalWeights, ModelRole
+from swift.planning import EngineModel, PlannedBackend, RoundWork, row_bytes, rows_at_once
+from swift_plan.cluster import Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, split
 from swift_plan.shape import ModelShape, config_of, shape_of
+from swift_plan.timing import StepTime, Timing
 from swift_plan.workload import Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, ModelRole
-    from swift.planning import PlannedBackend
-    from swift_plan.cluster import Cluster
-    from swift_plan.timing import StepTime, Timing
 
 GENERATION = "KV cache of rollouts"
 

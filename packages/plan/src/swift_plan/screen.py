@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from math import log
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from swift_plan import ledger
 from swift_plan.bars import MEMORY_ASSUMED, Bar, Bars
-
-if TYPE_CHECKING:
-    from swift_plan.cluster import Cluster
-    from swift_plan.failures import Reliability
-    from swift_plan.search import Candidate, FoundPlans
-    from swift_plan.shape import ModelShape
-    from swift_plan.workload import Workload
+from swift_plan.cluster import Cluster
+from swift_plan.failures import Reliability
+from swift_plan.search import Candidate, FoundPlans
+from swift_plan.shape import ModelShape
+from swift_plan.workload import Workload
 
 _GIB = 2.0**30
 _ENOUGH = 10

@@ -10,19 +10,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from math import ceil, isqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.config.sections import Config
+from swift.contracts import Basis, ProcessLayout, Run
 from swift.errors import PluginError, SwiftError
+from swift.planning import PlannedBackend
 from swift_plan.cluster import CPU, Cluster
+from swift_plan.ledger import known_timing
+from swift_plan.machine import this_machine
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
 from swift_plan.other_memory import OtherMemory
+from swift_plan.shape import ModelShape, config_of, shape_of
 from swift_plan.timing import Speeds, StepTime, Timing
 from swift_plan.workload import Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import Basis, ProcessLayout, Run
-    from swift.planning import PlannedBackend
-    from swift_plan.shape import ModelShape
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MARGIN = 0.08
@@ -349,6 +350,38 @@ def counted(
     filled = _Filled({train.gradient_checkpointing: run}, {}, sizes, train.micro_batch, accumulation, held, states)
     plans = one.each(filled, Activations(backend, run, shape, work, trace))
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
+
+
+def counted_run(
+    run: Run,
+    *,
+    machines: int = 1,
+    config: Config | None = None,
+    tokens: int | None = None,
+    compute_bytes: float | None = None,
+    level: int = 0,
+) -> tuple[Cluster, Candidate]:
+    """Return this machine, and what is expected of a run, or of one configured otherwise.
+
+    Its largest step has so many `tokens`, or else samples as long as it allows.
+    """
+    path = run.config.model.path or ""
+    model = config_of(path)
+    where = this_machine(max(1, run.world.size // machines), machines)
+    backend = PlannedBackend.of_run(run)
+    if config is not None:
+        backend = replace(backend, parsed=replace(backend.parsed, config=config))
+    work, train = _workload(backend, where), backend.config.train
+    rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
+    tokens, size = tokens or rows * work.row_tokens, compute_bytes or work.compute_bytes
+    trace = None
+    if level:
+        from swift_plan.tracing import Trace
+
+        length = max(1, tokens // rows // work.segments)
+        trace = Trace.begun(backend, model, length=length, compute_bytes=size, on_cpu=work.on_cpu)
+    shape, timing = shape_of(model, path), known_timing(where)
+    return where, counted(backend, shape, model, where, timing, tokens=tokens, compute_bytes=size, trace=trace)
 
 
 def _workload(backend: PlannedBackend, cluster: Cluster) -> Workload:

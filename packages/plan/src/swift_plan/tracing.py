@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from swift.contracts import Topology
 from swift.errors import ModelError
+from swift.planning import PlannedBackend
 from swift.toolkit import (
     ViewModule,
     build_view,
@@ -32,9 +33,6 @@ from swift.toolkit import (
 )
 from swift_plan.compiled import kept_bytes
 from swift_plan.memory import LayerMemory
-
-if TYPE_CHECKING:
-    from swift.planning import PlannedBackend
 
 _CHUNKS = 8
 """Chunks of the loss that are traced at most."""
