@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from swift import hookimpl
-from swift.contracts import EngineLibrary
+from swift.contracts import EngineLibrary, ExportRequest, WeightStream
 from swift.export import HuggingFaceExporter
 from swift.hookspecs import lazy_hook
 from swift_infer.servers import ServerOnlyEngine, find_interpreter
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from swift.contracts import ExportRequest, WeightStream
 
 TASKS = frozenset({"causal_lm"})
 """Tasks of the models that LMDeploy serves, as values of `model.task`."""

@@ -116,11 +116,9 @@ def _as_reranker(model: Path, tokens: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def server_environment(
-    request: ServeRequest, interpreter: Interpreter, mine: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def server_environment(request: ServeRequest, interpreter: Interpreter) -> dict[str, str]:
     """Return the server's environment, which holds the key: everybody on the machine can read a command line."""
-    mine = {name: value for name, value in mine.items() if name not in ("VLLM_API_KEY", RUNTIME)}
+    mine = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", RUNTIME)}
     environment = quiet_environment(request, mine)
     if request.api_key is not None:
         environment["VLLM_API_KEY"] = request.api_key

@@ -24,10 +24,10 @@ from swift.toolkit import waiting
 from swift_export_vllm.adapters import check_adapter, incompatibility, rank_of, room_for, write_adapter
 from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import check_installed, find_interpreter
-from swift_export_vllm.logprobs import DISTRIBUTIONS, KINDS, score_of
 from swift_export_vllm.memory import cpu_settings
 from swift_export_vllm.plugin import EMBEDDING, GENERATES
 from swift_export_vllm.rollout import open_servers
+from swift_export_vllm.sampling import DISTRIBUTIONS, KINDS, sampling_settings, score_of
 from swift_export_vllm.supported import check_on_cpu
 from swift_export_vllm.weights_folder import write_weights
 from swift_export_vllm.worker import EXTENSION, missing_weights
@@ -235,17 +235,7 @@ class VllmInProcess:
     def _parameters(self, sampling: Sampling, index: int) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(
-            max_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p if sampling.top_p > 0 else 1e-9,
-            top_k=sampling.top_k,
-            repetition_penalty=sampling.repetition_penalty,
-            seed=sampling.seed_of(index) if sampling.temperature > 0 else None,
-            logprobs=0,
-            stop_token_ids=self._ends,
-            detokenize=False,
-        )
+        return SamplingParams(**sampling_settings(sampling, index, self._ends), detokenize=False)
 
     def _check_length(self, prompt: Sequence[int]) -> None:
         if not prompt:

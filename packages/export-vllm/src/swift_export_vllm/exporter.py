@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from swift import hookimpl
+from swift.contracts import ExportRequest, WeightStream
 from swift.export import HuggingFaceExporter
 from swift.hookspecs import lazy_hook
 from swift_export_vllm.plugin import TASKS
 from swift_export_vllm.quantise.schemes import SCHEMES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from swift.contracts import ExportRequest, WeightStream
 
 
 class VllmExporter(HuggingFaceExporter):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Sequence
 
 from swift.contracts import ServeRequest
 from swift.errors import UsageError
+from swift.terminal import print_note
 from swift_export_vllm.adapters import check_adapter
 from swift_export_vllm.command import flags_for, server_command, server_environment
 from swift_export_vllm.interpreter import LIBRARY, on_cpu
@@ -81,11 +81,10 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShar
         return MemoryShare(cache=0, max_length=request.max_length)  # the user decides
     share = share_of_memory(need, request.max_length)
     if share.max_length != request.max_length:
-        sys.stderr.write(
+        print_note(
             f"The maximum length is {share.max_length:,} tokens, not the model's {need.longest:,}, for a cache of "
-            f"{gib(share.cache)}. To change it, pass --max-length.\n"
+            f"{gib(share.cache)}. To change it, pass --max-length."
         )
-        sys.stderr.flush()
     return share
 
 

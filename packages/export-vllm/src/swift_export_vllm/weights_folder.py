@@ -32,8 +32,8 @@ class Shards:
         self._waiting[name] = tensor.detach().to("cpu", copy=True).contiguous()
         self.bytes += tensor.nbytes
 
-    def finish(self) -> dict[str, Path]:
-        """Name → file."""
+    def finish(self) -> None:
+        """Write the last shard, and the index where there are several."""
         self._flush()
         count = len(self._written)
         files: dict[str, str] = {}
@@ -45,7 +45,6 @@ class Shards:
             index = {"metadata": {"total_size": self.bytes}, "weight_map": dict(sorted(files.items()))}
             text = json.dumps(index, indent=2) + "\n"
             (self._folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-        return {name: self._folder / file for name, file in files.items()}
 
     def _flush(self) -> None:
         if self._waiting:
