@@ -18,8 +18,8 @@ from benchmarks.commands import ROWS, UNSAVED, swift_run
 from benchmarks.facts import Figure, read_lines
 from benchmarks.inputs import DEEP, EVEN, ensure
 from benchmarks.observers import append
+from benchmarks.schedules import Durations, Work, replay
 from swift.hookspecs import hookimpl
-from swift_plan.schedules import Durations, Work, replay
 
 MEGATRON = ("--backend", "megatron", "--nproc", "2")
 STAGES = 2

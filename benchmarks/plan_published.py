@@ -14,13 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.counted_plan import CountedPlan
 from benchmarks.facts import Figure
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan.cluster import Cluster, cluster
-from swift_plan.counted import CountedPlan
 from swift_plan.fit import MeasuredStep, fit
-from swift_plan.known import config_of
-from swift_plan.shape import ModelShape, shape_of
+from swift_plan.shape import ModelShape, config_of, shape_of
 from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
 

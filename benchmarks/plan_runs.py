@@ -105,7 +105,7 @@ class Cell:
         from swift.config.parse import parse
         from swift.planning import PlannedBackend
         from swift.plugins.load import load_backend
-        from swift_plan.known import config_of
+        from swift_plan.shape import config_of
 
         parsed = parse(training_argv(self.model, self.data, *self.flags, *UNSAVED), self.command)
         backend = PlannedBackend(load_backend(parsed.config.backend.name), "", (), parsed)
@@ -347,7 +347,7 @@ def _bytes_sent(processes: Sequence[Any]) -> tuple[dict[str, float], float]:
 
 def _planned_bytes(cell: Cell) -> dict[str, float]:
     """Return what a process is planned to send in a step, by operation."""
-    from swift_plan.counted import CountedPlan
+    from benchmarks.counted_plan import CountedPlan
     from swift_plan.shape import shape_of
     from swift_plan.workload import Workload
 

@@ -15,24 +15,26 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import exp, log
+from math import exp, log, log1p
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.counted_plan import CountedPlan
 from benchmarks.facts import Figure
 from benchmarks.inputs import ROOT
 from benchmarks.plan_published import gpt_shape
 from swift.planning import PlannedBackend, planned_backends
-from swift_plan.bars import MEMORY_ASSUMED, Bars, crossed
+from swift_plan.bars import MEMORY_ASSUMED, Bars
 from swift_plan.cluster import cluster
-from swift_plan.counted import CountedPlan
-from swift_plan.fit import UNSURE, MeasuredStep, choose, fit
+from swift_plan.fit import UNSURE, USUAL, MeasuredStep, fit
 from swift_plan.search import MARGIN
 from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
 
 ROWS = 20
+_SMALL = 1e-4
+"""Change of a speed, as a logarithm, that slopes are taken over."""
 _RUN = (
     "--model", "gpt", "--backend", "megatron", "--train_type", "full",
     "--backend.use_distributed_optimizer", "false",
@@ -297,3 +299,63 @@ BARS_NOTES = (
     "as `swift plan` judges: 8 % are to be left free. What is wrong of plans that do not fit is that margin's "
     "price.",
 )
+
+
+def crossed(rows: Sequence[MeasuredStep], folds: int = 5) -> list[float]:
+    """Return the error of every row, as logarithm, under speeds that were fitted without it."""
+    errors = [0.0] * len(rows)
+    for fold in range(min(folds, len(rows))):
+        others = [row for index, row in enumerate(rows) if index % folds != fold]
+        speeds = fit(others)
+        for index in range(fold, len(rows), folds):
+            errors[index] = log(rows[index].seconds / rows[index].predict(speeds))
+    return errors
+
+
+def choose(rows: Sequence[MeasuredStep], count: int) -> list[int]:
+    """Return which rows to measure, as indices: those from which the speeds are learned best.
+
+    Each next one is the row whose time is least certain after those before it. No measurement is looked at: it is for
+    choosing what to run.
+    """
+    begun = Speeds()
+    # The host decides the time of small layers, unless it is fast: both may be true.
+    views = [_View(rows, begun), _View(rows, replace(begun, launch=5 * begun.launch))]
+    left = set(range(len(rows)))
+    chosen: list[int] = []
+    while left and len(chosen) < count:
+        best = max(left, key=lambda index: (sum(log1p(view.doubt(index)) for view in views), -index))
+        left.remove(best)
+        chosen.append(best)
+        for view in views:
+            view.learn(best)
+    return chosen
+
+
+class _View:
+    """How times depend on speeds, seen from one calibration, and what is left uncertain of the speeds."""
+
+    def __init__(self, rows: Sequence[MeasuredStep], at: Speeds) -> None:
+        self._slopes: list[list[float]] = []
+        for row in rows:
+            here = log(row.predict(at))
+            moved = [replace(at, **{name: getattr(at, name) * exp(_SMALL)}) for name in UNSURE]
+            self._slopes.append([(log(row.predict(each)) - here) / _SMALL / USUAL for each in moved])
+        self._spread = [[by * by * (i == j) for j in range(len(UNSURE))] for i, by in enumerate(UNSURE.values())]
+
+    def doubt(self, index: int) -> float:
+        """Return the variance of a row's predicted time, in units of the usual error's."""
+        return _dot(self._slopes[index], [_dot(row, self._slopes[index]) for row in self._spread])
+
+    def learn(self, index: int) -> None:
+        """Take away what a measurement of this row would settle (Sherman and Morrison)."""
+        seen = [_dot(row, self._slopes[index]) for row in self._spread]
+        over = 1 + _dot(self._slopes[index], seen)
+        self._spread = [
+            [value - a * b / over for value, b in zip(row, seen, strict=True)]
+            for row, a in zip(self._spread, seen, strict=True)
+        ]
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

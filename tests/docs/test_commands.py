@@ -17,7 +17,7 @@ from swift.cli.planner_choice import without_auto
 from swift.config.parse import parse
 from swift.errors import SwiftError
 from swift.plugins.load import load_command
-from swift_infer.commands.serve import ServeCommandOptions
+from swift_infer.serving.options import ServeOptions
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
 OF_PLUGINS = {
@@ -103,9 +103,7 @@ def _read(words: list[str]) -> None:
     if command_name in ("serve", "deploy"):
         # Flags that are not swift's belong to the server.
         rest = _without_redirection(rest)
-        assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
-            "the model comes first"
-        )
+        assert read_options(command_name, rest, ServeOptions, passes_on=True).options.model, "the model comes first"
         return
     if cli_commands.commands()[command_name].entry.distribution != "swift-core":
         command = load_command(command_name).object

@@ -11,8 +11,8 @@ import pytest
 from swift.cli.main import run
 from swift.contracts import EngineRequest
 from swift.errors import ModelError, UsageError
+from swift_export_vllm.engine import reason_of
 from swift_export_vllm.memory import VLLM_ITSELF, cpu_settings
-from swift_export_vllm.vllm_installed import reason_of
 from swift_infer import open_engine
 from swift_testing.subjects import write_model
 

@@ -307,7 +307,7 @@ def test_a_model_too_large_for_the_memory_is_not_loaded(
     cache = 2 * 2 * 2 * 32 * 4
     assert need == memory.MemoryNeed(weights=4 * numbers, per_token=cache, longest=512, lasting=cache)
     assert memory.need_of(small, "bfloat16").weights == 2 * numbers
-    monkeypatch.setattr(memory, "free_memory", lambda: memory.VLLM_ITSELF + need.weights)
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.VLLM_ITSELF + need.weights)
     told = refused(capsys, str(small))
     assert "too large for this machine's memory: it takes about 1.5 GiB" in told
     assert "cache for 512 tokens" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from swift_infer.local import LocalEngine
 from swift_infer.sampling import Sampler
 
 VOCABULARY = 64
+by_generated = partial(by_generate.completions, inputs={})
 SHARED: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -109,7 +111,7 @@ def answers(made: Any, model: Any, sampling: Sampling) -> dict[int, Completion]:
 def test_batched_completions_match_single_prompts(architecture: str) -> None:
     model = model_of(architecture, DECODED.get(architecture) or LEFT_TO_GENERATE[architecture])
     assert decoding.decodes(model) == (architecture in DECODED)
-    made = decoding.completions if architecture in DECODED else by_generate.completions
+    made = decoding.completions if architecture in DECODED else by_generated
     # Answers end at different steps, so that rows leave the batch in between.
     said = answers(made, model, Sampling(max_new_tokens=NEW, is_over=ends_at(4)))
     assert len({len(completion.token_ids) for completion in said.values()}) > 1
@@ -147,7 +149,7 @@ def test_sample_does_not_depend_on_batch() -> None:
     model = model_of("Llama", DECODED["Llama"])
     drawn = Sampling(max_new_tokens=NEW, temperature=1.4, top_k=20, repetition_penalty=1.2, seed=5, is_over=ends_at(3))
     whole = answers(decoding.completions, model, drawn)
-    assert {place: said.token_ids for place, said in answers(by_generate.completions, model, drawn).items()} == {
+    assert {place: said.token_ids for place, said in answers(by_generated, model, drawn).items()} == {
         place: said.token_ids for place, said in whole.items()
     }
     assert whole[0].token_ids != whole[2].token_ids

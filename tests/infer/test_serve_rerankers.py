@@ -16,8 +16,7 @@ from swift.config.sections import DataSection, ModelSection
 from swift.errors import ModelError, UsageError
 from swift.export.objective import add_files_of_objective
 from swift_infer.serving.options import ServeOptions
-from swift_infer.serving.request import serve_request
-from swift_infer.serving.reranker import yes_no_question
+from swift_infer.serving.request import serve_request, yes_no_question
 from swift_infer.yes_no import YesNo
 from swift_testing.subjects import write_model
 
@@ -56,9 +55,9 @@ def test_reranker_pair_renders_as_training(
     """A pair is rendered as in training and scored by the yes and no tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = WeightsLocation(ModelSection(path=str(base)), system=system, objective=OBJECTIVE)
-    asked = yes_no_question(place, base, say=print)
-    assert asked.tokens == ("y", "n")
-    assert rendered(base, asked.template) == trained_on(base, OBJECTIVE, system)
+    template, tokens = yes_no_question(place, base, say=print)
+    assert tokens == ("y", "n")
+    assert rendered(base, template) == trained_on(base, OBJECTIVE, system)
 
 
 def test_exported_reranker_declares_its_prompt(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

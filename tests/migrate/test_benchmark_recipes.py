@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from benchmarks.recipes import RECIPES
 from commands import typed
 
-ROOT = Path(__file__).parents[2]
 TRAIN = {"epochs": 1, "micro_batch": 2, "accumulation": 2, "seed": 42}
 ADAM = {"name": "adamw", "lr": 1e-3, "max_grad_norm": 1.0, "beta1": 0.9, "eps": 1e-8}
 BY_PROGRAM: dict[str, dict[str, dict[str, Any]]] = {
@@ -33,19 +31,9 @@ BY_PROGRAM: dict[str, dict[str, dict[str, Any]]] = {
 """What was equal to the programs in loss and learning rate, step by step."""
 
 
-@pytest.fixture(scope="module")
-def recipes() -> Any:
-    sys.path.append(str(ROOT))
-    try:
-        from benchmarks.recipes import RECIPES
-    finally:
-        sys.path.remove(str(ROOT))
-    return RECIPES
-
-
-def test_benchmark_recipes_keep_settings(recipes: Any, tmp_path: Path) -> None:
+def test_benchmark_recipes_keep_settings(tmp_path: Path) -> None:
     """Recipes that were trained by their programs keep the settings that gave the same losses."""
-    for recipe in recipes:
+    for recipe in RECIPES:
         (tmp_path / recipe.file).write_text(recipe.text)
         ended = typed(["config", "import", recipe.file, "--out", "swift.yaml", "--exist_ok"], tmp_path)
         assert ended.code == 0, (recipe, ended.output)

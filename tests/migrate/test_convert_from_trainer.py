@@ -259,7 +259,7 @@ def test_folders_that_say_too_little_are_refused(
     with pytest.raises(CheckpointError, match=f"has no {name}"):
         converted(bare, tmp_path / "out", place.model)
 
-    monkeypatch.setattr("swift_migrate.convert.run.plugin_names", lambda _: [])
+    monkeypatch.setattr("swift_migrate.convert.write.plugin_names", lambda _: [])
     zero = shutil.copytree(places["untied"].checkpoint, tmp_path / "zero")
     (zero / "global_step3").mkdir()
     with pytest.raises(CheckpointError, match=r'saved by deepspeed.*\n.*swift-core\[deepspeed\]".*--weights-only'):

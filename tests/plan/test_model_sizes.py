@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from swift.errors import ModelError
-from swift_plan.known import known_models
-from swift_plan.shape import shape_of
+from swift_plan.shape import known_models, shape_of
 
 _BASE = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,

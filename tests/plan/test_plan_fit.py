@@ -5,9 +5,10 @@ from dataclasses import replace
 from math import exp
 
 import pytest
+from benchmarks.plan_times import choose, crossed
 
-from swift_plan.bars import ASSUMED, Bars, crossed
-from swift_plan.fit import MeasuredStep, choose, fit, solved
+from swift_plan.bars import ASSUMED, Bars
+from swift_plan.fit import MeasuredStep, fit, solved
 from swift_plan.timing import Speeds
 
 TRUE = replace(Speeds(), matmul=0.55, launch=2e-3, link=0.4)

@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from benchmarks.schedules import Durations, orders, replay
 
 from swift_plan.failures import Reliability
-from swift_plan.schedules import Durations, orders, replay
 
 PASSES = Durations(forward=1.0, backward=2.0)
 

@@ -79,7 +79,7 @@ def test_planned_weights_are_the_bytes_of_a_built_model(
     backend = _backend(*words, model=str(tmp_path))
     work, shape = Workload.of(backend, processes=1, on_cpu=True), _shape(tmp_path)
     trained = TrainedCount(backend, shape, work)
-    (stage,) = StagesOf(shape, trained, work, 8.0).under(ProcessLayout())
+    (stage,) = StagesOf(backend, shape, work).under(ProcessLayout())
     frozen = [each for each in _built(backend, tmp_path).model.parameters() if not each.requires_grad]
     assert stage.weights.frozen * stage.weights.frozen_bytes == pytest.approx(sum(map(_bytes, frozen)))
     planned = backend.memory(backend.run({}, 1), stage.weights)
@@ -148,7 +148,7 @@ def test_level_0_counts_what_level_1_traces(words: str, dtype: str) -> None:
     shape, size = shape_of(MIDDLE, "x"), work.compute_bytes
     trace = Trace(backend, MIDDLE, length=192, compute_bytes=size, on_cpu=True)
     run = backend.run({}, 1)
-    (stage,) = StagesOf(shape, TrainedCount(backend, shape, work), work, 8.0).under(ProcessLayout())
+    (stage,) = StagesOf(backend, shape, work).under(ProcessLayout())
     for recompute in (False, True):
         counted, traced = (Activations(backend, run, shape, work, each)._layers[recompute] for each in (None, trace))
         totals = [stage.layers * each.kept + each.transient + each.fixed / 192 for each in (counted, traced)]

@@ -15,7 +15,7 @@ from swift_plan.memory import StagesOf
 from swift_plan.search import counted
 from swift_plan.shape import shape_of
 from swift_plan.timing import Timing
-from swift_plan.workload import TrainedCount, Workload
+from swift_plan.workload import Workload
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 LARGE = {
@@ -54,7 +54,7 @@ def test_weights_and_moments_are_those_of_processes_that_trained(
     planned = planned_backends(words, "sft")[0][0]
     shape = shape_of(LARGE, "large")
     work = Workload.of(planned, processes=processes, on_cpu=True)
-    stages = StagesOf(shape, TrainedCount(planned, shape, work), work, planned.slot_bytes((8, 8)))
+    stages = StagesOf(planned, shape, work)
     run = planned.run({}, processes)
     (stage,) = stages.under(planned.layout(run))
     told = planned.memory(run, stage.weights)

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swift_ui.app import make_app
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 ORIGIN = "http://127.0.0.1:7860"
 

@@ -22,7 +22,7 @@ from swift_ui.acting.chat_server import parse_message, parse_request
 from swift_ui.acting.jobs import JobStore, RunningJob
 from swift_ui.acting.runs import RunActions
 from swift_ui.looking.index import key_of
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from swift_ui.app import STATIC, make_app
 from swift_ui.guard import MOST_BYTES, session
 from swift_ui.looking.index import key_of
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 ORIGIN = "http://127.0.0.1:7860"
 SECRET = "a secret that lies next to the runs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.testclient import TestClient
 
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 
 def test_page_is_empty_and_needs_no_token(stranger: TestClient) -> None:

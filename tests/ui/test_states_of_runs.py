@@ -12,7 +12,7 @@ from run_folders import GONE, add_lines, line_of, summary_of, write_run
 from starlette.testclient import TestClient
 
 from swift.train.run_folder import lock_run_folder
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from commands import typed
 from swift.errors import UsageError
 from swift_ui import app, command
 from swift_ui.command import UiCommand
-from swift_ui.options import UiOptions
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiOptions, UiSettings
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from swift_ui.looking import view
 from swift_ui.looking.events import RunEvents
 from swift_ui.looking.lines import MOST_POINTS, RunLines
 from swift_ui.looking.state import StateReader
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ from starlette.testclient import TestClient
 import swift_ui.app
 from swift_ui.app import make_app
 from swift_ui.screen import WatchScreen
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 root, origin = Path({str(tmp_path)!r}), "http://127.0.0.1:7860"
 settings = UiSettings((root,))

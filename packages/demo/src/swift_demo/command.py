@@ -45,60 +45,61 @@ class DemoCommand:
     options_model = DemoOptions
 
     def run(self, options: DemoOptions) -> int:
-        """Run the demo of the task; return the exit code."""
-        return demo(options)
+        """Run swift's main workflow, or the demo of a task, and print each command; return the exit code."""
+        out = options.out
+        started = time.monotonic()
+        _fresh(out)
+        if options.task == "grpo":
+            return demo_online(out)
+        if options.task == "vision":
+            return demo_vision(out)
+        if options.task is not None:
+            return demo_scoring(options.task, out)
+        print_title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
+        from swift_demo.model import write_model
+        from swift_demo.task import question, split_numbers, write_data
 
+        model = write_model(out / "model")
+        train_file, test_file = write_data(out)
+        print_line(f"  {model}: random weights, a byte-level tokenizer, a chat template")
+        print_line(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others for the evaluation")
 
-def demo(options: DemoOptions) -> int:
-    """Run swift's main workflow, and print each command."""
-    out = options.out
-    started = time.monotonic()
-    _fresh(out)
-    if options.task == "grpo":
-        return demo_online(out)
-    if options.task == "vision":
-        return demo_vision(out)
-    if options.task is not None:
-        return demo_scoring(options.task, out)
-    print_title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
-    from swift_demo.model import write_model
-    from swift_demo.task import question, split_numbers, write_data
+        command = (
+            f"sft --model {model} --dataset {train_file} --train_type full --packing true --max_length 512 "
+            f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --logging_steps 30 "
+            f"--backend.cpu_threads 1 --save_steps {PAUSE} --output_dir {model.parent / 'runs'}"
+        )
+        print_title(f"2. Train, and stop in the middle\n   $ swift {command}")
+        paused = train_with(command, pause_at=PAUSE)
+        print_title(
+            "3. Resume from the checkpoint: same samples, same schedule, same optimizer state\n"
+            f"   $ swift sft ... --resume_from_checkpoint {paused}"
+        )
+        done = train_with(f"{command} --resume_from_checkpoint {paused}")
 
-    model = write_model(out / "model")
-    train_file, test_file = write_data(out)
-    print_line(f"  {model}: random weights, a byte-level tokenizer, a chat template")
-    print_line(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others for the evaluation")
+        exported = out / "exported"
+        print_title(
+            f"4. Export, and compare what was written with what was trained\n"
+            f"   $ swift export {done} --to hf --out {exported}"
+        )
+        export(done, exported)
 
-    command = _command(model, train_file)
-    print_title(f"2. Train, and stop in the middle\n   $ swift {command}")
-    paused = train_with(command, pause_at=PAUSE)
-    print_title(
-        "3. Resume from the checkpoint: same samples, same schedule, same optimizer state\n"
-        f"   $ swift sft ... --resume_from_checkpoint {paused}"
-    )
-    done = train_with(f"{command} --resume_from_checkpoint {paused}")
+        print_title(
+            f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}"
+        )
+        questions = [question(number) for number in split_numbers()[1][:SHOWN]]
+        right = accuracy(open_exported(exported), test_file, questions)
 
-    exported = out / "exported"
-    print_title(
-        f"4. Export, and compare what was written with what was trained\n"
-        f"   $ swift export {done} --to hf --out {exported}"
-    )
-    export(done, exported)
-
-    print_title(f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
-    questions = [question(number) for number in split_numbers()[1][:SHOWN]]
-    right = accuracy(open_exported(exported), test_file, questions)
-
-    print_line(f"\nAccuracy on held-out questions: {right:.0%}. All of it took {time.monotonic() - started:.0f} s.")
-    if right < GOAL:
-        print_line(f"That is less than the {GOAL:.0%} that this demo should reach.")
-        return 1
-    print_line(f"Curves of the run: {done.parent / 'report.html'}")
-    print_line("\nNext, with your own model and data:")
-    print_line("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
-    print_line("  swift sft --help                                                 every flag, with its default")
-    print_line(f"  swift chat {exported}                                  talk to the model of this demo")
-    return 0
+        print_line(f"\nAccuracy on held-out questions: {right:.0%}. All of it took {time.monotonic() - started:.0f} s.")
+        if right < GOAL:
+            print_line(f"That is less than the {GOAL:.0%} that this demo should reach.")
+            return 1
+        print_line(f"Curves of the run: {done.parent / 'report.html'}")
+        print_line("\nNext, with your own model and data:")
+        print_line("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
+        print_line("  swift sft --help                                                 every flag, with its default")
+        print_line(f"  swift chat {exported}                                  talk to the model of this demo")
+        return 0
 
 
 def _fresh(out: Path) -> None:
@@ -109,12 +110,3 @@ def _fresh(out: Path) -> None:
         shutil.rmtree(out)
     out.mkdir(parents=True)
     (out / MARKER).touch()
-
-
-def _command(model: Path, train_file: Path) -> str:
-    """Return the command that trains the model."""
-    return (
-        f"sft --model {model} --dataset {train_file} --train_type full --packing true --max_length 512 "
-        f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --logging_steps 30 "
-        f"--backend.cpu_threads 1 --save_steps {PAUSE} --output_dir {model.parent / 'runs'}"
-    )

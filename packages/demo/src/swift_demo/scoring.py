@@ -38,10 +38,10 @@ def one_digit_wrong(number: int, rng: random.Random, count: int = 1) -> list[int
     return rng.sample([other for other in others if other >= 100], count)
 
 
-def reward_rows(*, pairs: int = 1500, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+def reward_rows(*, pairs: int = 1500, random_labels: bool = False) -> tuple[Rows, Rows]:
     """Return pairs for a reward model: the digits of a number, and the same with one digit wrong."""
-    rng = random.Random(seed)
-    trained, held_out = split_numbers(seed=seed)
+    rng = random.Random(0)
+    trained, held_out = split_numbers()
     numbers = [trained[index % len(trained)] for index in range(pairs)]
 
     def pair(number: int, swapped: bool) -> Row:
@@ -54,18 +54,16 @@ def reward_rows(*, pairs: int = 1500, seed: int = 0, random_labels: bool = False
     return train, [pair(number, False) for number in held_out]
 
 
-def class_rows(
-    *, kind: str = "largest", size: int = 2000, held_out: int = 200, seed: int = 0, random_labels: bool = False
-) -> tuple[Rows, Rows]:
+def class_rows(*, kind: str = "largest", random_labels: bool = False) -> tuple[Rows, Rows]:
     """Return texts of three digits among three letters, labelled by their digits.
 
     The label is the largest digit (`kind='largest'`, ten classes, equally many of each), the list of digits that occur
     (`'present'`, several labels at a time), or the mean of the digits (`'mean'`, a number).
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     seen: set[str] = set()
     rows: Rows = []
-    while len(rows) < size + held_out:
+    while len(rows) < 2200:
         largest = len(rows) % 10
         digits = (
             [largest, *(rng.randint(0, largest) for _ in range(2))]
@@ -79,20 +77,18 @@ def class_rows(
             seen.add(text)
             label = {"largest": max(digits), "present": sorted(set(digits)), "mean": sum(digits) / 3}[kind]
             rows.append({"text": text, "label": label})
-    train, test = rows[:size], rows[size:]
+    train, test = rows[:2000], rows[2000:]
     if random_labels:
         _shuffle(train, "label", rng)
     rng.shuffle(train)
     return train, test
 
 
-def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+def embedding_rows(*, random_labels: bool = False) -> tuple[Rows, Rows]:
     """Return pairs of texts that mean the same: a number in digits, and in words."""
-    train, test = (
-        [{"anchor": str(n), "positive": completion(n)} for n in numbers] for numbers in split_numbers(seed=seed)
-    )
+    train, test = ([{"anchor": str(n), "positive": completion(n)} for n in numbers] for numbers in split_numbers())
     if random_labels:
-        _shuffle(train, "positive", random.Random(seed))
+        _shuffle(train, "positive", random.Random(0))
     return train, test
 
 
@@ -118,7 +114,7 @@ def reranker_rows(
             rng.shuffle(documents)
         return {"query": str(number), "positive": documents[:1], "negative": documents[1:]}
 
-    trained, held_out = split_numbers(seed=seed)
+    trained, held_out = split_numbers(seed)
     numbers = [trained[index % len(trained)] for index in range(rows)]
     return [row(each, negatives, random_labels) for each in numbers], [row(each, 7, False) for each in held_out]
 

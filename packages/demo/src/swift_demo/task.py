@@ -24,11 +24,11 @@ def completion(number: int) -> str:
     return " ".join(_DIGITS[int(digit)] for digit in str(number))
 
 
-def split_numbers(*, held_out: int = 100, seed: int = 0) -> tuple[list[int], list[int]]:
+def split_numbers(seed: int = 0) -> tuple[list[int], list[int]]:
     """Return all numbers from 100 to 999 in a random order, split into training and held-out numbers."""
     numbers = list(range(100, 1000))
     random.Random(seed).shuffle(numbers)
-    return numbers[held_out:], numbers[:held_out]
+    return numbers[100:], numbers[:100]
 
 
 def conversation(question: str, number: int) -> list[dict[str, str]]:
@@ -36,11 +36,10 @@ def conversation(question: str, number: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": completion(number)}]
 
 
-def write_data(folder: Path, *, held_out: int = 100, seed: int = 0) -> tuple[Path, Path]:
-    """Write all numbers from 100 to 999 to `train.jsonl` and, `held_out` of them, to `test.jsonl`."""
+def write_data(folder: Path) -> tuple[Path, Path]:
+    """Write all numbers from 100 to 999 to `train.jsonl` and, a hundred of them, to `test.jsonl`."""
     train, test = (
-        [{"messages": conversation(question(number), number)} for number in numbers]
-        for numbers in split_numbers(held_out=held_out, seed=seed)
+        [{"messages": conversation(question(number), number)} for number in numbers] for numbers in split_numbers()
     )
     return write_rows(folder / "train.jsonl", train), write_rows(folder / "test.jsonl", test)
 

@@ -1,34 +1,40 @@
-"""The engine `lmdeploy`: it serves; a server that runs is asked like every other one."""
+"""The engine `lmdeploy`, which serves, and the exporter `lmdeploy`."""
 
 from __future__ import annotations
 
-from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
-from swift.errors import UsageError
-from swift.hookspecs import hookimpl
+import importlib.util
+from pathlib import Path
+
+from swift import hookimpl
+from swift.contracts import EngineLibrary, ExportRequest, WeightStream
+from swift.export import HuggingFaceExporter
+from swift.hookspecs import lazy_hook
+from swift_infer.servers import ServerOnlyEngine, find_interpreter
 
 TASKS = frozenset({"causal_lm"})
 """Tasks of the models that LMDeploy serves, as values of `model.task`."""
 
 
-class LMDeployEngine:
+class LMDeployEngine(ServerOnlyEngine):
     """`swift serve --engine lmdeploy`: LMDeploy's own OpenAI server."""
 
-    HOOK_API = HOOK_API
+    title = "LMDeploy"
     tasks = TASKS
     library = EngineLibrary("lmdeploy", {"lmdeploy": "lmdeploy"})
+    swift_serve = lazy_hook("swift_export_lmdeploy.server:serve")
+
+
+class LMDeployExporter(HuggingFaceExporter):
+    """Writes what core's exporter `hf` writes, once LMDeploy, where it is installed, is known to run such a model."""
+
+    tasks = TASKS
 
     @hookimpl
-    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Refuse to load a model into this process: LMDeploy pins another torch than the one that trains."""
-        raise UsageError(
-            "LMDeploy runs as a server only.",
-            hint=f"Type: swift serve {request.model} --engine lmdeploy, then pass --engine http://127.0.0.1:8000",
-        )
+    def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:
+        if importlib.util.find_spec("lmdeploy") is not None:
+            from swift.toolkit import architecture_of
+            from swift_export_lmdeploy.server import LIBRARY
+            from swift_export_lmdeploy.supported import check_architecture
 
-    @hookimpl
-    def swift_serve(self, request: ServeRequest) -> int:
-        """Start the server, wait until it is ready, and stay until the user stops it."""
-        from swift_export_lmdeploy.server import LMDeployProgram
-        from swift_infer.servers import run_server
-
-        return run_server(LMDeployProgram(), request)
+            check_architecture(architecture_of(request.source), find_interpreter(LIBRARY, None))
+        return super().swift_export(weights, request)

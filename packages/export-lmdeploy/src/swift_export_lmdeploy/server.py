@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -18,11 +17,14 @@ from swift_infer.servers import (
     Launch,
     ServerLibrary,
     ServerLog,
+    ServerProgram,
     check_known_flags,
     check_language_only,
     flags_in,
     given,
+    parsed,
     passed_on,
+    run_server,
     server_environment,
 )
 
@@ -58,7 +60,7 @@ _OURS = {
 """Flags of LMDeploy's that would take the server out of our hands, and what to use instead."""
 
 
-class LMDeployProgram:
+class LMDeployProgram(ServerProgram):
     """LMDeploy's OpenAI server."""
 
     library = LIBRARY
@@ -67,9 +69,7 @@ class LMDeployProgram:
     def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
         """Return the request with flags as LMDeploy spells them; refuse what it would not do as asked."""
         args = passed_on(request.passed_on, "lmdeploy", _OURS, negated=False)
-        known = known_flags(interpreter.folder)
-        if known is not None:
-            check_known_flags(args, known, interpreter)
+        check_known_flags(args, known_flags(interpreter.folder), interpreter)
         _check_wishes(request)
         config: Any = read_json_object(request.model / "config.json", ModelError)
         name = str((config.get("architectures") or ["model of no architecture"])[0])
@@ -107,22 +107,15 @@ class LMDeployProgram:
             secret_flags=("--api-keys", request.api_key) if request.api_key else (),
         )
 
-    def device(self, interpreter: Interpreter) -> str:
-        """Return where LMDeploy computes."""
-        return "GPU"
 
-    def served_name(self, request: ServeRequest) -> str:
-        """Return an adapter's own name: to LMDeploy it is a model."""
-        return next(iter(request.adapters), request.name)
+def serve(request: ServeRequest) -> int:
+    """Start the server, wait until it is ready, and stay until the user stops it."""
+    return run_server(LMDeployProgram(), request)
 
 
 def known_flags(folder: Path) -> KnownFlags | None:
     """Return what the LMDeploy in this folder takes; None where its source is laid out otherwise."""
-    try:
-        trees = [ast.parse((folder / path).read_text(encoding="utf-8")) for path in _SOURCES]
-    except (OSError, SyntaxError, ValueError):
-        return None
-    flags = {flag for tree in trees for flag in flags_in(tree)}
+    flags = {flag for tree in parsed(folder / path for path in _SOURCES) for flag in flags_in(tree)}
     return KnownFlags(frozenset(flags)) if {"--server-port", "--session-len"} <= flags else None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from swift.errors import ModelError, did_you_mean
-from swift_infer.servers import Interpreter
+from swift_infer.servers import Interpreter, parsed
 
 _PYTORCH = Path("pytorch/models/module_map.py")
 _TURBOMIND = Path("turbomind/supported_models.py")
@@ -16,7 +17,8 @@ _TABLE = "MODULE_MAP"
 
 def architectures_of(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Return names as config.json has them, of the PyTorch engine and of TurboMind; empty where there is no table."""
-    return frozenset(_of_pytorch(_tree(folder / _PYTORCH))), frozenset(_of_turbomind(_tree(folder / _TURBOMIND)))
+    pytorch, turbomind = parsed([folder / _PYTORCH]), parsed([folder / _TURBOMIND])
+    return frozenset(chain(*map(_of_pytorch, pytorch))), frozenset(chain(*map(_of_turbomind, turbomind)))
 
 
 def check_architecture(name: str, interpreter: Interpreter) -> None:
@@ -38,13 +40,6 @@ def check_adapted(name: str, interpreter: Interpreter) -> None:
             f"{interpreter} runs {name} in TurboMind alone, which takes no adapters.",
             hint="Merge them and serve the result: swift export RUN --to hf --out merged",
         )
-
-
-def _tree(path: Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return ast.Module([], [])
 
 
 def _of_pytorch(tree: ast.Module) -> Iterator[str]:

@@ -1,34 +1,26 @@
-"""The engine `sglang`: it serves; a server that runs is asked like every other one."""
+"""The engine `sglang`, which serves, and the exporter `sglang`."""
 
 from __future__ import annotations
 
-from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
-from swift.errors import UsageError
-from swift.hookspecs import hookimpl
+from swift.contracts import EngineLibrary
+from swift.export import HuggingFaceExporter
+from swift.hookspecs import lazy_hook
+from swift_infer.servers import ServerOnlyEngine
 
 TASKS = frozenset({"causal_lm", "embedding"})
 """Tasks of the models that SGLang serves, as values of `model.task`."""
 
 
-class SGLangEngine:
+class SGLangEngine(ServerOnlyEngine):
     """`swift serve --engine sglang`: SGLang's own OpenAI server."""
 
-    HOOK_API = HOOK_API
+    title = "SGLang"
     tasks = TASKS
     library = EngineLibrary("sglang", {"sglang": "sglang"})
+    swift_serve = lazy_hook("swift_export_sglang.server:serve")
 
-    @hookimpl
-    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Refuse to load a model into this process: SGLang pins another torch than the one that trains."""
-        raise UsageError(
-            "SGLang runs as a server only.",
-            hint=f"Type: swift serve {request.model} --engine sglang, then pass --engine http://127.0.0.1:8000",
-        )
 
-    @hookimpl
-    def swift_serve(self, request: ServeRequest) -> int:
-        """Start the server, wait until it is ready, and stay until the user stops it."""
-        from swift_export_sglang.server import SGLangProgram
-        from swift_infer.servers import run_server
+class SGLangExporter(HuggingFaceExporter):
+    """Writes what core's exporter `hf` writes: SGLang runs models that it has no code for by transformers."""
 
-        return run_server(SGLangProgram(), request)
+    tasks = TASKS

@@ -16,13 +16,16 @@ from swift_infer.servers import (
     Launch,
     ServerLibrary,
     ServerLog,
+    ServerProgram,
     check_known_flags,
     check_language_only,
     classes_of,
     dashed,
     flags_in,
     given,
+    parsed,
     passed_on,
+    run_server,
     server_environment,
 )
 
@@ -66,7 +69,7 @@ _OURS = {
 """Flags of SGLang's that would take the server out of our hands, and what to use instead."""
 
 
-class SGLangProgram:
+class SGLangProgram(ServerProgram):
     """SGLang's OpenAI server."""
 
     library = LIBRARY
@@ -75,9 +78,7 @@ class SGLangProgram:
     def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
         """Return the request with flags as SGLang spells them; `UsageError` for those that neither has."""
         args = passed_on(request.passed_on, "sglang", _OURS, negated=False)
-        known = known_flags(interpreter.folder)
-        if known is not None:
-            check_known_flags(args, known, interpreter)
+        check_known_flags(args, known_flags(interpreter.folder), interpreter)
         check_language_only(request.adapters.values(), "SGLang")
         taken = [request.name, *request.adapters]
         if len(request.adapters) and any(SEPARATOR in name for name in taken):
@@ -117,33 +118,30 @@ class SGLangProgram:
             secret_flags=("--api-key", request.api_key) if request.api_key else (),
         )
 
-    def device(self, interpreter: Interpreter) -> str:
-        """Return where SGLang computes unless it is told otherwise."""
-        return "GPU"
-
     def served_name(self, request: ServeRequest) -> str:
         """Return a model's name with its adapter's: the adapter's alone would be answered by the model."""
         adapter = next(iter(request.adapters), None)
         return request.name if adapter is None else f"{request.name}{SEPARATOR}{adapter}"
 
 
+def serve(request: ServeRequest) -> int:
+    """Start the server, wait until it is ready, and stay until the user stops it."""
+    return run_server(SGLangProgram(), request)
+
+
 def known_flags(folder: Path) -> KnownFlags | None:
     """Return what the SGLang in this folder takes; None where its source is laid out otherwise."""
-    try:
-        sources = sorted({path for pattern in _SOURCES for path in folder.glob(pattern)})
-        flags = {flag for path in sources for flag in flags_in(ast.parse(path.read_text(encoding="utf-8")))}
-        for path in folder.glob(_FIELDS):
-            flags |= set(_fields(path.read_text(encoding="utf-8")))
-    except (OSError, SyntaxError, ValueError):
-        return None
+    sources = parsed(path for pattern in _SOURCES for path in folder.glob(pattern))
+    flags = {flag for tree in sources for flag in flags_in(tree)}
+    flags |= {flag for tree in parsed(folder.glob(_FIELDS)) for flag in _fields(tree)}
     return KnownFlags(frozenset(flags)) if {"--model-path", "--port"} <= flags else None
 
 
-def _fields(source: str) -> list[str]:
+def _fields(source: ast.Module) -> list[str]:
     """Return the flags that classes declare as fields, but for those that are no flags."""
     return [
         f"--{dashed(line.target.id)}"
-        for each in classes_of(ast.parse(source))
+        for each in classes_of(source)
         for line in each.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _HIDDEN not in ast.unparse(line)
     ]

@@ -15,8 +15,8 @@ from swift_export_vllm.adapters import AT_ONCE, room_for
 from swift_export_vllm.interpreter import SERVER, on_cpu
 from swift_export_vllm.known_flags import known_flags
 from swift_export_vllm.memory import MemoryShare
-from swift_export_vllm.tasks import GENERATES
-from swift_infer.servers import Interpreter, check_known_flags, passed_on
+from swift_export_vllm.plugin import GENERATES
+from swift_infer.servers import Interpreter, KnownFlags, check_known_flags, passed_on
 from swift_infer.servers import server_environment as quiet_environment
 
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -38,18 +38,19 @@ def flags_for(arguments: tuple[str, ...], interpreter: Interpreter) -> tuple[str
     `--vllm_NAME` means `--NAME`, as in other programs, and a switch may be followed by true or false.
     """
     args = passed_on(arguments, "vllm", _OURS)
-    known = known_flags(interpreter.folder)
-    if known is None or interpreter.plugins:  # plugins of vLLM may bring flags
-        return args
-    check_known_flags(args, known, interpreter)
+    check_known_flags(args, _known(interpreter), interpreter)
     return args
+
+
+def _known(interpreter: Interpreter) -> KnownFlags | None:
+    """Return the flags and settings of vLLM, unless plugins of it may bring others."""
+    return None if interpreter.plugins else known_flags(interpreter.folder)
 
 
 def check_options(options: Mapping[str, Any], interpreter: Interpreter) -> None:
     """Raise `UsageError` for settings that `vllm.LLM` does not take."""
-    known = known_flags(interpreter.folder)
-    unknown = [] if known is None or interpreter.plugins else [name for name in options if name not in known.options]
-    if known is not None and unknown:
+    known = _known(interpreter)
+    if known is not None and (unknown := [name for name in options if name not in known.options]):
         raise UsageError(
             f"{interpreter} has no setting {unknown[0]!r}.{did_you_mean(unknown[0], sorted(known.options))}",
             hint="Settings of the engine are given as --engine_options.NAME VALUE, or as --vllm_NAME VALUE.",
@@ -115,11 +116,9 @@ def _as_reranker(model: Path, tokens: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def server_environment(
-    request: ServeRequest, interpreter: Interpreter, mine: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def server_environment(request: ServeRequest, interpreter: Interpreter) -> dict[str, str]:
     """Return the server's environment, which holds the key: everybody on the machine can read a command line."""
-    mine = {name: value for name, value in mine.items() if name not in ("VLLM_API_KEY", RUNTIME)}
+    mine = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", RUNTIME)}
     environment = quiet_environment(request, mine)
     if request.api_key is not None:
         environment["VLLM_API_KEY"] = request.api_key

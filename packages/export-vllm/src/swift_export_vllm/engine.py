@@ -23,20 +23,32 @@ from swift.errors import DataError, ModelError, UsageError
 from swift.toolkit import waiting
 from swift_export_vllm.adapters import check_adapter, incompatibility, rank_of, room_for, write_adapter
 from swift_export_vllm.command import check_options
-from swift_export_vllm.interpreter import find_interpreter
-from swift_export_vllm.logprobs import DISTRIBUTIONS, KINDS, score_of
+from swift_export_vllm.interpreter import check_installed, find_interpreter
 from swift_export_vllm.memory import cpu_settings
+from swift_export_vllm.plugin import EMBEDDING, GENERATES
+from swift_export_vllm.rollout import open_servers
+from swift_export_vllm.sampling import DISTRIBUTIONS, KINDS, sampling_settings, score_of
 from swift_export_vllm.supported import check_on_cpu
-from swift_export_vllm.tasks import EMBEDDING, GENERATES
-from swift_export_vllm.vllm_installed import QUIET, check_installed, reason_of
 from swift_export_vllm.weights_folder import write_weights
 from swift_export_vllm.worker import EXTENSION, missing_weights
 
 _ADAPTER = "adapter"
+_QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""Environment without logs and usage reports, unless the user sets it."""
 
 
 def open_engine(request: EngineRequest) -> InferenceEngine:
-    """Return a model in vLLM; raise `ModelError` for what vLLM cannot do."""
+    """Return a model in vLLM, in this process; with the setting `servers`, connect to those that serve it.
+
+    Raise `ModelError` for what vLLM cannot do.
+    """
+    if "servers" in request.options:
+        return open_servers(request)
     check_installed()
     if request.options:
         check_options(request.options, find_interpreter(None))
@@ -62,7 +74,7 @@ class VllmInProcess:
         tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
         self._in_process = tensor_parallel == 1
         before = dict(os.environ)
-        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+        os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         if self._in_process:
             # In a process of its own vLLM could not be handed weights as a stream.
             os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind")
@@ -223,17 +235,7 @@ class VllmInProcess:
     def _parameters(self, sampling: Sampling, index: int) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(
-            max_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p if sampling.top_p > 0 else 1e-9,
-            top_k=sampling.top_k,
-            repetition_penalty=sampling.repetition_penalty,
-            seed=sampling.seed_of(index) if sampling.temperature > 0 else None,
-            logprobs=0,
-            stop_token_ids=self._ends,
-            detokenize=False,
-        )
+        return SamplingParams(**sampling_settings(sampling, index, self._ends), detokenize=False)
 
     def _check_length(self, prompt: Sequence[int]) -> None:
         if not prompt:
@@ -370,6 +372,14 @@ def _leave_groups(*, own: bool) -> None:
         if isinstance(value, parallel_state.GroupCoordinator):
             setattr(parallel_state, name, None)
     parallel_state._NODE_COUNT = None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the line of an error with its reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
+    line = kept[0] if kept else type(error).__name__
+    return line.removeprefix("Value error, ").split(" [type=")[0]
 
 
 @contextmanager

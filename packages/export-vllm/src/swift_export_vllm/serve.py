@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Sequence
 
 from swift.contracts import ServeRequest
 from swift.errors import UsageError
+from swift.terminal import print_note
 from swift_export_vllm.adapters import check_adapter
 from swift_export_vllm.command import flags_for, server_command, server_environment
 from swift_export_vllm.interpreter import LIBRARY, on_cpu
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.supported import check_on_cpu, check_served
-from swift_infer.servers import Interpreter, Launch, ServerLog, given
+from swift_infer.servers import Interpreter, Launch, ServerLog, ServerProgram, given, run_server
 
 LOG = ServerLog(
     title="vLLM",
@@ -37,7 +37,7 @@ _OTHER_MACHINES = ("--config", "--distributed-executor-backend", "--data-paralle
 _WHOLE = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 
 
-class VllmProgram:
+class VllmProgram(ServerProgram):
     """vLLM's OpenAI server."""
 
     library = LIBRARY
@@ -65,9 +65,10 @@ class VllmProgram:
         """Return where this build computes."""
         return "CPU" if on_cpu(interpreter) else "GPU"
 
-    def served_name(self, request: ServeRequest) -> str:
-        """Return an adapter's own name: to vLLM it is a model."""
-        return next(iter(request.adapters), request.name)
+
+def serve(request: ServeRequest) -> int:
+    """Start the server, wait until it is ready, and stay until the user stops it."""
+    return run_server(VllmProgram(), request)
 
 
 def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShare | None:
@@ -80,11 +81,10 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShar
         return MemoryShare(cache=0, max_length=request.max_length)  # the user decides
     share = share_of_memory(need, request.max_length)
     if share.max_length != request.max_length:
-        sys.stderr.write(
+        print_note(
             f"The maximum length is {share.max_length:,} tokens, not the model's {need.longest:,}, for a cache of "
-            f"{gib(share.cache)}. To change it, pass --max-length.\n"
+            f"{gib(share.cache)}. To change it, pass --max-length."
         )
-        sys.stderr.flush()
     return share
 
 

@@ -9,17 +9,15 @@ import mmap
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.contracts import ModelSource
 from swift.errors import ExportError, ModelError, did_you_mean
 from swift.untrusted import read_json_object
 from swift_export_vllm.interpreter import find_interpreter, on_cpu
 from swift_export_vllm.memory import head_size
-from swift_export_vllm.tasks import GENERATES, TASKS
+from swift_export_vllm.plugin import GENERATES, TASKS
 from swift_infer.servers import Interpreter
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
 
 _REGISTRY = "model_executor/models/registry.py"
 _TABLE = "_VLLM_MODELS"

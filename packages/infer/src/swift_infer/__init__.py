@@ -67,7 +67,6 @@ def open_engine(
     """
     from swift.plugins import ENGINE
     from swift.terminal import say_nothing
-    from swift_infer.batch import response_strings as response_strings
     from swift_infer.chat_engine import find_model, open_local
     from swift_infer.options import ModelOptions, is_address
 
@@ -99,7 +98,6 @@ def find_source(
     They are those that `open_engine` opens under this name; no weights are loaded.
     """
     from swift.terminal import say_nothing
-    from swift_infer.batch import response_strings as response_strings
     from swift_infer.chat_engine import find_model
     from swift_infer.options import ModelOptions
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from swift.contracts import Sampling
 from swift.terminal import progress
@@ -21,18 +21,8 @@ WINDOW = 8192
 """Questions in memory at a time: enough for an engine to fill its batches from."""
 
 
-class QuestionSequence(Protocol):
-    """Questions by number, parsed on access."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Question: ...
-
-    def __iter__(self) -> Iterator[Question]: ...
-
-
 def generate_responses(
-    chat_engine: ChatEngine, questions: QuestionSequence, sampling: Sampling, rows: Sequence[int] | None = None
+    chat_engine: ChatEngine, questions: Sequence[Question], sampling: Sampling, rows: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Question, Response]]:
     """Yield (row, question, response) in the order of completion, with a progress bar.
 
@@ -50,7 +40,7 @@ def generate_responses(
     yield from progress(work(), "generating", total=len(chosen))
 
 
-def response_strings(chat_engine: ChatEngine, questions: QuestionSequence, sampling: Sampling) -> list[str]:
+def response_strings(chat_engine: ChatEngine, questions: Sequence[Question], sampling: Sampling) -> list[str]:
     """Return one response per question, in order."""
     strings = [""] * len(questions)
     for row, _, response in generate_responses(chat_engine, questions, sampling):
@@ -58,7 +48,7 @@ def response_strings(chat_engine: ChatEngine, questions: QuestionSequence, sampl
     return strings
 
 
-def print_responses(chat_engine: ChatEngine, questions: QuestionSequence, sampling: Sampling) -> None:
+def print_responses(chat_engine: ChatEngine, questions: Sequence[Question], sampling: Sampling) -> None:
     """Print the response to a single question as text, those to several as lines of JSON in order."""
     ready: dict[int, str] = {}
     printed = 0
@@ -71,7 +61,7 @@ def print_responses(chat_engine: ChatEngine, questions: QuestionSequence, sampli
             printed += 1
 
 
-def stream_responses(chat_engine: ChatEngine, questions: QuestionSequence, sampling: Sampling) -> None:
+def stream_responses(chat_engine: ChatEngine, questions: Sequence[Question], sampling: Sampling) -> None:
     """Print one response after the other while it is generated."""
     for row, question in enumerate(questions):
         for piece in chat_engine.stream(question.messages, replace(sampling, numbers=(row,))):
@@ -82,7 +72,7 @@ def stream_responses(chat_engine: ChatEngine, questions: QuestionSequence, sampl
 
 def write_responses(
     chat_engine: ChatEngine,
-    questions: QuestionSequence,
+    questions: Sequence[Question],
     sampling: Sampling,
     file: ResumeFile,
     *,

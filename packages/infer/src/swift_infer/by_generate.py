@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Queue
 from threading import Thread
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 def completions(
-    model: Any, prompts: Sequence[Tokens], sampler: Sampler, ending: Ending, inputs: Inputs = MappingProxyType({})
+    model: Any, prompts: Sequence[Tokens], sampler: Sampler, ending: Ending, inputs: Inputs
 ) -> Iterator[tuple[int, Completion]]:
     """Yield (index of the prompt, its completion), all of them when the longest is over."""
     processor = GenerateSampler(sampler)
-    output = _generate(model, prompts, processor, ending, inputs=inputs)
+    output = _generate(model, prompts, processor, ending, inputs)
     logprobs = torch.stack(processor.logprobs, dim=1).tolist()
     for index, (ids, logps) in enumerate(zip(output, logprobs, strict=True)):
         length = next(length for length in range(1, len(ids) + 1) if ending.reason(ids[:length]) is not None)
@@ -32,15 +31,13 @@ def completions(
         yield index, Completion(ids[:length], logps[:length], reason)
 
 
-def stream_tokens(
-    model: Any, prompt: Tokens, sampler: Sampler, ending: Ending, inputs: Inputs = MappingProxyType({})
-) -> Iterator[int]:
+def stream_tokens(model: Any, prompt: Tokens, sampler: Sampler, ending: Ending, inputs: Inputs) -> Iterator[int]:
     """Yield the tokens of one completion; `generate` runs in a thread, whose errors are raised here."""
     tokens = _Tokens()
 
     def work() -> None:
         try:
-            _generate(model, [prompt], GenerateSampler(sampler), ending, inputs=inputs, streamer=tokens)
+            _generate(model, [prompt], GenerateSampler(sampler), ending, inputs, tokens)
         except BaseException as failure:
             tokens.queue.put(failure)
         else:
@@ -64,7 +61,6 @@ def _generate(
     prompts: Sequence[Tokens],
     processor: GenerateSampler,
     ending: Ending,
-    *,
     inputs: Inputs,
     streamer: Any = None,
 ) -> list[list[int]]:

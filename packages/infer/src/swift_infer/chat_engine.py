@@ -30,8 +30,14 @@ if TYPE_CHECKING:
     from swift_infer.image_prompts import ImagePromptWriter
 
 
-def open_chat_engine(options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]) -> ChatEngine:
-    """Return a chat engine for a model, loaded by an inference engine or by a server."""
+def open_chat_engine(
+    options: ModelOptions,
+    *,
+    batch_size: int | None = None,
+    say: Callable[[str], None],
+    found: FoundModel | None = None,
+) -> ChatEngine:
+    """Return a chat engine for a model, loaded by an inference engine or by a server; `found` is one that is known."""
     if is_address(options.engine):
         from swift_infer.remote import RemoteChatEngine
 
@@ -45,7 +51,7 @@ def open_chat_engine(options: ModelOptions, *, batch_size: int | None = None, sa
             template_arguments=options.template_arguments,
             say=say,
         )
-    return open_local(find_model(options, say=say), options, batch_size=batch_size, say=say)
+    return open_local(found or find_model(options, say=say), options, batch_size=batch_size, say=say)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
 from swift.errors import DataError
 from swift.terminal import Say, progress, say_nothing
-from swift_infer.batch import WINDOW, QuestionSequence
+from swift_infer.batch import WINDOW
 from swift_infer.chat_engine import LocalChatEngine
 from swift_infer.image_messages import written
 from swift_infer.questions import Question
@@ -17,7 +17,7 @@ from swift_infer.response import Response
 from swift_infer.response_metrics import ResponseMetric
 
 
-def with_expected(questions: QuestionSequence, *, say: Say = say_nothing) -> list[Question]:
+def with_expected(questions: Sequence[Question], *, say: Say = say_nothing) -> list[Question]:
     """Return the questions with an expected answer; report how many have none."""
     kept = [question for question in questions if question.expected is not None]
     if not kept:

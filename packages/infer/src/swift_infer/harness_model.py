@@ -7,7 +7,8 @@ the served model: with the run's adapter, template and precision.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -17,11 +18,10 @@ from swift.contracts import Sampling
 from swift.data.rendering import render_prompt
 from swift.terminal import progress
 from swift_infer.chat_engine import LocalChatEngine
+from swift_infer.stop_strings import StopStrings
 
 _MAX_NEW_TOKENS = 256
 """Default of tasks, as in the harness's own models."""
-_FIRST_CHECK = 64
-"""Tokens after which a completion is first searched for stop strings; the number doubles each time."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
@@ -90,14 +90,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
         """Generate up to the stop strings; requests with the same settings share a batch."""
         strings = [""] * len(requests)
-        groups: dict[tuple[Sampling, tuple[str, ...]], list[int]] = defaultdict(list)
+        groups: dict[Sampling, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            groups[_settings(request.args[1])].append(index)
-        for (sampling, ends), indices in groups.items():
+            groups[_sampling(request.args[1])].append(index)
+        for sampling, indices in groups.items():
             room = self._longest - sampling.max_new_tokens
             prompts = [self._cut(self.tok_encode(requests[index].args[0]), room) for index in indices]
-            for index, text in zip(indices, self._until(prompts, sampling, ends), strict=True):
-                strings[index] = text
+            for at, text in progress(self._until(prompts, sampling), "generating", total=len(prompts)):
+                strings[indices[at]] = text
         return strings
 
     def _loglikelihood_tokens(
@@ -111,34 +111,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             found[index] = (sum(score.logprobs[-count:]), all(score.likeliest[-count:]))
         return found
 
-    def _until(self, prompts: list[list[int]], sampling: Sampling, ends: Sequence[str]) -> list[str]:
-        """Continue each prompt up to the first of `ends`, searched from time to time.
-
-        Engines see tokens only. Completions at a temperature above 0 are generated in one call.
-        """
+    def _until(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[tuple[int, str]]:
+        """Yield (index of the prompt, its continuation up to the first stop string)."""
         vocabulary = self.tokenizer.get_added_vocab()
-        marks = {vocabulary[end] for end in ends if end in vocabulary}  # special tokens, which decoding leaves out
-        made: list[list[int]] = [[] for _ in prompts]
-        strings = [""] * len(prompts)
-        left = list(range(len(prompts)))
-        size = _FIRST_CHECK if ends and sampling.temperature == 0 else sampling.max_new_tokens
-        total = 0
-        while left and total < sampling.max_new_tokens:
-            size = min(size, sampling.max_new_tokens - total)
-            batch, left = left, []
-            going_on = [prompts[index] + made[index] for index in batch]
-            step = Sampling(size, sampling.temperature, sampling.top_p, sampling.seed)
-            for at, completion in progress(self._engine.generate(going_on, step), "generating", total=len(batch)):
-                index, ended = batch[at], completion.finish_reason == "stop"
-                made[index] += completion.token_ids[:-1] if ended else completion.token_ids
-                stop = next((n for n, token in enumerate(made[index]) if token in marks), len(made[index]))
-                text = self.tokenizer.decode(made[index][:stop], skip_special_tokens=True)
-                strings[index] = _before(text, ends)
-                if not ended and stop == len(made[index]) and strings[index] == text:
-                    left.append(index)
-            total += size
-            size *= 2
-        return strings
+        marks = {vocabulary[stop] for stop in sampling.stop if stop in vocabulary}  # decoding leaves special tokens out
+        stops = StopStrings(self.tokenizer, sampling.stop)
+        until = replace(sampling, is_over=lambda ids: ids[-1] in marks or stops.is_over(ids))
+        for index, completion in self._engine.generate(prompts, until if sampling.stop else sampling):
+            ids = completion.token_ids
+            text, found = stops.before(self.tokenizer.decode(ids, skip_special_tokens=True))
+            if not found and completion.finish_reason == "stop":
+                text = self.tokenizer.decode(ids[:-1], skip_special_tokens=True)
+            yield index, text
 
     def _cut(self, tokens: list[int], longest: int) -> list[int]:
         """Truncate tokens on the left to the model's context, as the harness's own models do, with a warning."""
@@ -148,19 +132,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return tokens[-longest:]
 
 
-def _settings(requested: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
-    """Return the sampling that a task requests (greedy by default) and its stop strings."""
+def _sampling(requested: dict[str, Any]) -> Sampling:
+    """Return the sampling that a task requests, greedy by default, with its stop strings."""
     until = requested.get("until") or ()
-    ends = (until,) if isinstance(until, str) else tuple(until)
     sampled = bool(requested.get("do_sample", float(requested.get("temperature") or 0) > 0))
-    sampling = Sampling(
+    return Sampling(
         max_new_tokens=int(requested.get("max_gen_toks") or requested.get("max_new_tokens") or _MAX_NEW_TOKENS),
         temperature=float(requested.get("temperature") or 1.0) if sampled else 0.0,
         top_p=float(requested.get("top_p") or 1.0) if sampled else 1.0,
+        stop=tuple(filter(None, (until,) if isinstance(until, str) else until)),
     )
-    return sampling, ends
-
-
-def _before(text: str, ends: Sequence[str]) -> str:
-    """Return the text up to the first stop string."""
-    return text[: min([found for end in ends if end and (found := text.find(end)) >= 0], default=len(text))]

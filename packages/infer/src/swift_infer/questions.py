@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ class Question:
     """File and line, for errors."""
 
 
-class Questions:
+class Questions(Sequence[Question]):
     """One question per row of some data sets; rows are parsed on access, and not kept."""
 
     def __init__(self, parts: Sequence[DatasetPart], system: str | None) -> None:
@@ -56,7 +56,7 @@ class Questions:
     def __len__(self) -> int:
         return sum(part.count for part in self._parts)
 
-    def __getitem__(self, index: int) -> Question:
+    def __getitem__(self, index: int) -> Question:  # type: ignore[override]  # no slices
         for part in self._parts:
             if index < part.count:
                 return self.of(part, index)
@@ -85,9 +85,6 @@ class Questions:
                 f"{source}: the row has no question.", hint="Add a user message. To train on plain text: swift pt"
             )
         return Question(with_system(messages, self._system), expected, conversation.tools, extras, source)
-
-    def __iter__(self) -> Iterator[Question]:
-        return (self[index] for index in range(len(self)))
 
 
 def read_questions(names: Sequence[str], columns: dict[str, str], *, system: str | None = None) -> Questions:

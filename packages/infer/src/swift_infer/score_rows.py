@@ -33,7 +33,6 @@ from swift_objectives import pair_of, pair_text, prompt_text_of, prompted, whole
 if TYPE_CHECKING:
     from swift.data import RowData, Text
     from swift.data.encodings import ConversationEncoder
-    from swift_infer.batch import QuestionSequence
     from swift_infer.chat_engine import FoundModel
     from swift_infer.commands.common import AnyTaskOptions
     from swift_infer.image_prompts import ImagePromptWriter
@@ -114,7 +113,7 @@ class RowScorer:
     """Writes or prints a line of JSON for each row of a data set."""
 
     def __init__(
-        self, found: FoundModel, options: AnyTaskOptions, rows: QuestionSequence, *, say: Callable[[str], None]
+        self, found: FoundModel, options: AnyTaskOptions, rows: Sequence[Question], *, say: Callable[[str], None]
     ) -> None:
         self._found, self._options, self._rows, self._say = found, options, rows, say
         section = DataSection(system=options.system or found.location.system, **options.pixels(found.location.pixels))

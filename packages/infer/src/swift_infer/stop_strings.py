@@ -24,7 +24,7 @@ class StopStrings:
 
     def applied_to(self, sampling: Sampling) -> Sampling:
         """Return the sampling with which an engine ends a completion at the first stop string."""
-        return replace(sampling, is_over=self._is_over) if self._stops else sampling
+        return replace(sampling, is_over=self.is_over) if self._stops else sampling
 
     def before(self, text: str) -> tuple[str, bool]:
         """Return the text in front of the first stop string, and whether there is one."""
@@ -38,6 +38,7 @@ class StopStrings:
         )
         return text[: len(text) - begun]
 
-    def _is_over(self, tokens: Sequence[int]) -> bool:
+    def is_over(self, tokens: Sequence[int]) -> bool:
+        """Return whether a completion of these tokens holds a stop string near its end."""
         text = self._tokenizer.decode(tokens[-self._span :], skip_special_tokens=True)
         return any(stop in text for stop in self._stops)

@@ -45,17 +45,13 @@ INSTEAD: dict[str, str] = {
 """Name → what to write instead of importing it from `swift`."""
 
 
-_MODULES = {
-    "swift.llm": "swift.llm is a module of ms-swift. Import Swift, Trainer, TrainerConfig and SwiftModel from `swift`. "
-    f"For example: from swift import Swift, TrainerConfig; {_CONFIG}. For other commands use the command line: "
-    "swift --help"
-}
-"""Module of ms-swift → what to write instead."""
-
-
 def advice(name: str) -> str | None:
     """Return the message for a name or module; None for an unknown one."""
-    if name in _MODULES:
-        return _MODULES[name]
+    if name == "swift.llm":
+        return (
+            "swift.llm is a module of ms-swift. Import Swift, Trainer, TrainerConfig and SwiftModel from `swift`. "
+            f"For example: from swift import Swift, TrainerConfig; {_CONFIG}. For other commands use the command line: "
+            "swift --help"
+        )
     instead = INSTEAD.get(name)
     return None if instead is None else f"swift has no {name}. {instead}"

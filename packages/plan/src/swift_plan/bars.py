@@ -10,12 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log
-from typing import TYPE_CHECKING
-
-from swift_plan.fit import MeasuredStep, fit
-
-if TYPE_CHECKING:
-    from swift_plan.timing import Speeds
 
 LEVEL = 0.9
 ASSUMED = log(1.35)
@@ -62,14 +56,3 @@ class Bars:
         if index <= count:
             return self._sizes[index - 1], False
         return max([self._assumed, *self._sizes]), True
-
-
-def crossed(rows: Sequence[MeasuredStep], start: Speeds | None = None, folds: int = 5) -> list[float]:
-    """Return the error of every row, as logarithm, under speeds that were fitted without it."""
-    errors = [0.0] * len(rows)
-    for fold in range(min(folds, len(rows))):
-        others = [row for index, row in enumerate(rows) if index % folds != fold]
-        speeds = fit(others, start)
-        for index in range(fold, len(rows), folds):
-            errors[index] = log(rows[index].seconds / rows[index].predict(speeds))
-    return errors

@@ -9,16 +9,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swift.contracts import Traffic
 from swift.errors import SwiftError
+from swift_plan.cluster import Cluster
 from swift_plan.messages import MessageCost, MessageKind, fit_messages
 from swift_plan.timing import Timing
 from swift_plan.trials import ended, failure_of
-
-if TYPE_CHECKING:
-    from swift_plan.cluster import Cluster
 
 SIZES = tuple(4**power * 2**10 for power in range(2, 9))
 """Bytes of the messages that are timed, as plans count them: 16 KiB to 64 MiB."""
@@ -36,20 +33,6 @@ class ListeningTiming(Timing):
         return super().message(traffic)
 
 
-@dataclass(frozen=True)
-class TimedMessages:
-    """Messages of one kind in several sizes."""
-
-    kind: MessageKind
-    sent: Sequence[float]
-    """Bytes that a process sends in each."""
-    seconds: Sequence[float]
-
-    def cost(self) -> MessageCost:
-        """Return α and β."""
-        return fit_messages(self.sent, self.seconds)
-
-
 def within(kinds: Iterable[MessageKind], where: Cluster) -> list[MessageKind]:
     """Return those that stay within a machine, and so can be measured there."""
     return sorted(
@@ -59,25 +42,22 @@ def within(kinds: Iterable[MessageKind], where: Cluster) -> list[MessageKind]:
 
 
 def timed(
-    where: Cluster, kinds: Sequence[MessageKind], report: Callable[[TimedMessages], None], sizes: Sequence[int] = ()
-) -> list[TimedMessages]:
-    """Start the processes of a machine like this one, and time their messages; `report` is called for each kind.
-
-    They have the usual sizes, where no others are named.
-    """
-    found: list[TimedMessages] = []
+    where: Cluster, kinds: Sequence[MessageKind], report: Callable[[MessageKind, MessageCost], None]
+) -> dict[MessageKind, MessageCost]:
+    """Start the processes of a machine like this one, and time their messages; `report` is called for each kind."""
+    found: dict[MessageKind, MessageCost] = {}
 
     def on_line(line: str) -> None:
         if line.startswith("{"):
             content = json.loads(line)
             kind = MessageKind(*content["kind"])
             sent = [Traffic("", kind.operation, size, kind.ways).sent for size in content["sizes"]]  # type: ignore[arg-type]  # an operation's name
-            found.append(TimedMessages(kind, sent, content["seconds"]))
-            report(found[-1])
+            found[kind] = fit_messages(sent, content["seconds"])
+            report(kind, found[kind])
 
     with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
         order = Path(folder, "order.json")
-        order.write_text(json.dumps({"kinds": kinds, "sizes": list(sizes or SIZES)}), encoding="utf-8")
+        order.write_text(json.dumps({"kinds": kinds, "sizes": SIZES}), encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
         threads = max(1, len(os.sched_getaffinity(0)) // where.per_machine)  # as `--nproc` sets it
         code, output = ended(

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.contracts import QuantizedShare
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
 from swift.models.quiet import quiet_libraries
 from swift.planning import PlannedBackend, partly_quantized, planned_backends
-from swift.terminal import result_alone
-from swift_plan import ledger
+from swift.terminal import print_line, result_alone, say_nothing
+from swift_plan import ledger, screen
 from swift_plan.cluster import CPU, Cluster, cluster
+from swift_plan.collectives import ListeningTiming, timed, within
 from swift_plan.failures import Reliability
-from swift_plan.known import config_of
 from swift_plan.machine import this_machine
+from swift_plan.measuring import HEADING, MeasuredPlan, MeasuredRun, keep, measured
 from swift_plan.memory import TracedMemory
+from swift_plan.messages import MessageCost, MessageKind
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, FoundPlans, search
-from swift_plan.shape import ModelShape, shape_of
+from swift_plan.shape import ModelShape, config_of, shape_of
+from swift_plan.timing import Timing
 from swift_plan.workload import TrainedCount, Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import QuantizedShare
-    from swift_plan.measuring import MeasuredPlan
-    from swift_plan.messages import MessageCost, MessageKind
-    from swift_plan.timing import Timing
 
 _OF_FAILURES = frozenset({"save_seconds", "restart_seconds", "device_hours"})
 NOTHING_FITS = 3
@@ -49,38 +46,34 @@ class PlanCommand:
         """Search, and print the best plans; return the exit code."""
         if options.json_out:
             with result_alone() as result:
-                planned = self._planned(options, args, lambda _: None)
+                planned = self._planned(options, args, say_nothing)
                 result(json.dumps(planned.as_json(), indent=2))
         else:
-            planned = self._planned(options, args, _say)
+            planned = self._planned(options, args, print_line)
             planned.show()
         return 0 if planned.found.fitting else NOTHING_FITS
 
     def _planned(self, options: PlanOptions, args: Sequence[str], say: Callable[[str], None]) -> Planned:
         if options.level == 3:
             measure_messages(options, args, say)
-        planned = Planned.of(options, args)
+        planned = Planned.on(_cluster(options), options, args)
         if options.measure or options.level == 2:
             planned.measure(say)
         return planned
 
 
+@dataclass
 class Planned:
     """Plans for a run, with their inputs."""
 
-    def __init__(
-        self,
-        options: PlanOptions,
-        args: Sequence[str],
-        shape: ModelShape,
-        where: Cluster,
-        found: FoundPlans,
-        work: Workload,
-        share: QuantizedShare | None = None,
-    ) -> None:
-        self.options, self.args, self.shape, self.share = options, args, shape, share
-        self.cluster, self.found, self.workload = where, found, work
-        self.measured: list[MeasuredPlan] = []
+    options: PlanOptions
+    args: Sequence[str]
+    shape: ModelShape
+    cluster: Cluster
+    found: FoundPlans
+    workload: Workload
+    share: QuantizedShare | None = None
+    measured: Sequence[MeasuredPlan] = ()
 
     @property
     def reliability(self) -> Reliability:
@@ -90,8 +83,6 @@ class Planned:
 
     def measure(self, say: Callable[[str], None]) -> None:
         """Run the first plans, or blocks of them, on this machine."""
-        from swift_plan.measuring import MeasuredRun, by_blocks, keep, measured
-
         _check_here(self.cluster)
         options, plans = self.options, self.found.fitting
         run = MeasuredRun(options.kind, options.model, self.args, self.workload, self.cluster, self.shape.layers)
@@ -100,12 +91,7 @@ class Planned:
             keep(self.measured, self.cluster.device.name)
         else:
             whole = [plan for plan in plans if plan.layout.pp == 1]
-            self.measured = by_blocks(run, whole[: min(options.top, 3)], say)
-
-    @classmethod
-    def of(cls, options: PlanOptions, args: Sequence[str]) -> Planned:
-        """Search through the layouts for the devices that the options name."""
-        return cls.on(_cluster(options), options, args)
+            self.measured = measured(run, whole[: min(options.top, 3)], say, by_blocks=True)
 
     @classmethod
     def on(cls, where: Cluster, options: PlanOptions, args: Sequence[str], timing: Timing | None = None) -> Planned:
@@ -122,7 +108,9 @@ class Planned:
                 f"--backend.fp8: {where.device.name} does not support FP8.",
                 hint=f"Use --backend.fp8 none, or a device with FP8: {able}",
             )
-        if backends[0].config.train.global_batch is not None and where.devices > work.rows * _sharing(backends):
+        # Processes share rows where a backend cuts layers or sequences.
+        cuts = any(backend.dimensions & {"tp", "pp", "cp", "ulysses"} for backend in backends)
+        if backends[0].config.train.global_batch is not None and not cuts and where.devices > work.rows:
             raise UsageError(
                 f"A step has {work.rows} rows, fewer than the {where.devices} devices.",
                 hint=f"Use --global_batch_size {where.devices} or more, or fewer devices.",
@@ -137,40 +125,36 @@ class Planned:
 
     def command(self, candidate: Candidate) -> str:
         """Return the command line of a plan."""
-        from swift_plan.screen import command
-
         args = ["--model", self.options.model, *self.args]
-        return command(candidate, args, self.options.kind, self.cluster, self.workload)
+        return screen.command(candidate, args, self.options.kind, self.cluster, self.workload)
 
     def show(self) -> None:
         """Print the plans for people."""
-        from swift_plan import screen
-
         title, rows = screen.lines(self.found, self.workload, self.cluster, self.options.price)
-        _say(screen.heading(self.shape, self.workload, self.cluster))
+        print_line(screen.heading(self.shape, self.workload, self.cluster))
         if self.share is not None:
-            _say(f"{self.workload.quantize}: {self.share}.")
-        _say(title)
-        _say(screen.table([rows[0], *(rows[1 + index] for index in self._shown())]))
+            print_line(f"{self.workload.quantize}: {self.share}.")
+        print_line(title)
+        print_line(screen.table([rows[0], *(rows[1 + index] for index in self._shown())]))
         behind = screen.next_best(self.found)
         if behind is not None:
-            _say(behind)
+            print_line(behind)
         explained = self._explained()
         if explained is not None:
-            _say(f"\nPlan {self.options.explain or 1}, {screen.label(explained)}:")
-            _say(screen.table(screen.terms(explained, self.cluster.device.name)))
-            _say(f"Run: {self.command(explained)}\n")
+            print_line(f"\nPlan {self.options.explain or 1}, {screen.label(explained)}:")
+            print_line(screen.table(screen.terms(explained, self.cluster.device.name)))
+            print_line(f"Run: {self.command(explained)}\n")
         if self.measured:
             self._show_measured()
         if self.reliability.matters or self.options.model_fields_set & _OF_FAILURES:
-            _say(screen.failures(self.reliability, self.options.model_fields_set))
-        _say(screen.thumb(self.shape, self.workload))
+            print_line(screen.failures(self.reliability, self.options.model_fields_set))
+        print_line(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():
-            _say(f"{name} does not support some layouts: {error.message}")
+            print_line(f"{name} does not support some layouts: {error.message}")
         basis = str(explained.basis) if explained is not None else "counted"
         if explained is not None and basis == "counted" and explained.backend.config.train.compile:
             basis += " without torch.compile, which needs less: use --level 1 to trace it"
-        _say(f"Compared {self.found.tried:,} plans. Memory is {basis}; {self._of_times()}")
+        print_line(f"Compared {self.found.tried:,} plans. Memory is {basis}; {self._of_times()}")
 
     def _of_times(self) -> str:
         _, rows = ledger.known_speeds(self.cluster.device.name)
@@ -186,15 +170,12 @@ class Planned:
         return ledger.known_messages(self.cluster)
 
     def _show_measured(self) -> None:
-        from swift_plan import screen
-        from swift_plan.measuring import HEADING
-
         how = "a few steps each" if self.options.measure else "two and four blocks, extrapolated"
-        _say(f"Measured on this machine ({how}), fastest first:")
-        _say(screen.table([HEADING, *(each.row() for each in self.measured)]))
+        print_line(f"Measured on this machine ({how}), fastest first:")
+        print_line(screen.table([HEADING, *(each.row() for each in self.measured)]))
         best = self.measured[0]
         if not best.trial.failure:
-            _say(f"Fastest measured plan. Run: {self.command(best.plan)}\n")
+            print_line(f"Fastest measured plan. Run: {self.command(best.plan)}\n")
 
     def _shown(self) -> list[int]:
         """Return which plans are shown: the first ones, and the first of every backend."""
@@ -273,8 +254,6 @@ def _share(backend: PlannedBackend, shape: ModelShape, work: Workload) -> Quanti
 
 def measure_messages(options: PlanOptions, args: Sequence[str], say: Callable[[str], None]) -> None:
     """Time the messages of all layouts that fit, between real processes of this machine, and keep what was found."""
-    from swift_plan.collectives import ListeningTiming, TimedMessages, timed, within
-
     where = _cluster(options)
     _check_here(where)
     recorded = ListeningTiming(where)
@@ -285,12 +264,8 @@ def measure_messages(options: PlanOptions, args: Sequence[str], say: Callable[[s
             f"No layout that fits on {where} sends messages, so --level 3 has nothing to measure.",
             hint="Use --gpus with more of this machine's devices (2xCPU is two processes), or another level.",
         )
-
-    def report(messages: TimedMessages) -> None:
-        say(f"  {messages.kind}: {messages.cost()}")
-
     say(f"Timing {len(kinds)} kinds of messages between {where.per_machine} processes of this machine:")
-    ledger.keep_messages(where, {each.kind: each.cost() for each in timed(where, kinds, report)})
+    ledger.keep_messages(where, timed(where, kinds, lambda kind, cost: say(f"  {kind}: {cost}")))
 
 
 def _cluster(options: PlanOptions) -> Cluster:
@@ -329,12 +304,3 @@ def _traces(
         except ModelError as error:
             failed[backend.name] = error
     return {each: first[each.name] for each in backends if each.name in first}, failed
-
-
-def _sharing(backends: Sequence[PlannedBackend]) -> int:
-    """Return how many processes may share a row: any number, where a backend cuts layers or sequences."""
-    return 1 << 20 if any(backend.dimensions & {"tp", "pp", "cp", "ulysses"} for backend in backends) else 1
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")

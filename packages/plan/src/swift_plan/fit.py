@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, log1p
+from math import exp, log
 
 from swift_plan.timing import Speeds
 
@@ -57,55 +57,6 @@ def fit(rows: Sequence[MeasuredStep], start: Speeds | None = None, unsure: Mappi
     best = min(ends, key=lambda end: end.cost)
     best.settle(_MANY)
     return best.calibration
-
-
-def choose(rows: Sequence[MeasuredStep], count: int, start: Speeds | None = None) -> list[int]:
-    """Return which rows to measure, as indices: those from which the speeds are learned best.
-
-    Each next one is the row whose time is least certain after those before it. No measurement is looked at: it is for
-    choosing what to run.
-    """
-    begun = start or Speeds()
-    # The host decides the time of small layers, unless it is fast: both may be true.
-    views = [_View(rows, begun), _View(rows, replace(begun, launch=5 * begun.launch))]
-    left = set(range(len(rows)))
-    chosen: list[int] = []
-    while left and len(chosen) < count:
-        best = max(left, key=lambda index: (sum(log1p(view.doubt(index)) for view in views), -index))
-        left.remove(best)
-        chosen.append(best)
-        for view in views:
-            view.learn(best)
-    return chosen
-
-
-class _View:
-    """How times depend on speeds, seen from one calibration, and what is left uncertain of the speeds."""
-
-    def __init__(self, rows: Sequence[MeasuredStep], at: Speeds) -> None:
-        self._slopes: list[Vector] = []
-        for row in rows:
-            here = log(row.predict(at))
-            moved = [replace(at, **{name: getattr(at, name) * exp(_SMALL)}) for name in UNSURE]
-            self._slopes.append([(log(row.predict(each)) - here) / _SMALL / USUAL for each in moved])
-        self._spread = [[by * by * (i == j) for j in range(len(UNSURE))] for i, by in enumerate(UNSURE.values())]
-
-    def doubt(self, index: int) -> float:
-        """Return the variance of a row's predicted time, in units of the usual error's."""
-        return _dot(self._slopes[index], [_dot(row, self._slopes[index]) for row in self._spread])
-
-    def learn(self, index: int) -> None:
-        """Take away what a measurement of this row would settle (Sherman and Morrison)."""
-        seen = [_dot(row, self._slopes[index]) for row in self._spread]
-        over = 1 + _dot(self._slopes[index], seen)
-        self._spread = [
-            [value - a * b / over for value, b in zip(row, seen, strict=True)]
-            for row, a in zip(self._spread, seen, strict=True)
-        ]
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 class Fit:

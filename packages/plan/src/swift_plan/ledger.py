@@ -8,16 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.errors import UsageError
 from swift.files import replace_file
 from swift.untrusted import read_bytes, read_json_object
+from swift_plan.cluster import Cluster
 from swift_plan.messages import MessageCost, MessageKind
 from swift_plan.timing import Speeds, Timing
-
-if TYPE_CHECKING:
-    from swift_plan.cluster import Cluster
 
 _SPEEDS = "speeds.json"
 _MESSAGES, _VERSION = "messages.json", 1

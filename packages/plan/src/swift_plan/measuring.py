@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from swift_plan import ledger
+from swift_plan.cluster import Cluster
 from swift_plan.fit import MeasuredStep, fit
 from swift_plan.machine import PROGRAM
 from swift_plan.screen import flags, gib, label, seconds
+from swift_plan.search import Candidate
 from swift_plan.trials import ShortRun, ShortRuns
 from swift_plan.watching import TRAINING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from swift_plan.cluster import Cluster
-    from swift_plan.search import Candidate
-    from swift_plan.workload import Workload
+from swift_plan.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -63,35 +58,31 @@ gathered while it computes; and of four, an error of what a block adds counts fo
 HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 
 
-def measured(run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run plans for a few steps each; return them fastest first, those that failed at the end."""
-    found = []
-    with ShortRuns.begun(run.command, run.model, run.args) as trials:
-        for plan in plans:
-            trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length)
-            found.append(MeasuredPlan(_on(run, plan), trial))
-            report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
-    return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
+def measured(
+    run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None], *, by_blocks: bool = False
+) -> list[MeasuredPlan]:
+    """Run plans for a few steps each; return them fastest first, those that failed at the end.
 
-
-def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run few blocks under each of the plans; return what all blocks would take.
-
-    They have no pipelines, as one block has no two stages.
+    With `by_blocks` run few blocks under each plan, and return what all blocks would take. Such plans have no
+    pipelines, as one block has no two stages.
     """
     found = []
     with ShortRuns.begun(run.command, run.model, run.args) as trials:
         for plan in plans:
-            each: dict[int, ShortRun] = {}
-            for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):
-                trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length, blocks=blocks)
-                each[blocks] = trial
-                if trial.failure:
-                    break
-            found.append(MeasuredPlan(_on(run, plan), extrapolated(each, run.layers)))
-            trial = found[-1].trial
+            trial = _of_blocks(run, plan, trials) if by_blocks else _trial(run, plan, trials)
+            # What the program itself takes is measured with it.
+            found.append(MeasuredPlan(replace(plan, program=PROGRAM * 1e9) if run.workload.on_cpu else plan, trial))
             report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
+
+
+def _of_blocks(run: MeasuredRun, plan: Candidate, trials: ShortRuns) -> ShortRun:
+    each: dict[int, ShortRun] = {}
+    for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):
+        each[blocks] = _trial(run, plan, trials, blocks)
+        if each[blocks].failure:
+            break
+    return extrapolated(each, run.layers)
 
 
 def extrapolated(runs: Mapping[int, ShortRun], layers: int) -> ShortRun:
@@ -130,13 +121,8 @@ def keep(found: Sequence[MeasuredPlan], device: str) -> None:
         ledger.keep_speeds(device, fit(rows, start), before + len(rows))
 
 
-def _on(run: MeasuredRun, plan: Candidate) -> Candidate:
-    """Return a plan with what the program itself takes, where that is measured with it."""
-    return replace(plan, program=PROGRAM * 1e9) if run.workload.on_cpu else plan
-
-
-def _flags(run: MeasuredRun, plan: Candidate) -> list[str]:
+def _trial(run: MeasuredRun, plan: Candidate, trials: ShortRuns, blocks: int | None = None) -> ShortRun:
     typed = flags(plan, run.args, run.workload)
     if run.cluster.per_machine > 1:
         typed += ["--nproc", str(run.cluster.per_machine)]
-    return typed
+    return trials.run(typed, rows=run.workload.rows, length=run.workload.length, blocks=blocks)

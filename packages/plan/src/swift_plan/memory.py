@@ -6,15 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from swift.contracts import AFTERWARDS, GROWING, HOST, LEAVING, PASSING, LayerSizes, LocalWeights, ProcessLayout
+from swift.contracts import (
+    AFTERWARDS,
+    GROWING,
+    HOST,
+    LEAVING,
+    PASSING,
+    Basis,
+    LayerSizes,
+    LocalWeights,
+    ProcessLayout,
+    RequestedRun,
+)
+from swift.planning import PlannedBackend
 from swift_plan.shape import ModelShape
 from swift_plan.workload import TrainedCount, Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import Basis, RequestedRun
-    from swift.planning import PlannedBackend
 
 _KEPT_LOGITS = 64 * 2**20
 """Logits of all tokens up to this size are kept for the backward pass; larger ones are made chunk by chunk."""
@@ -48,8 +56,9 @@ def split(layers: int, pp: int, vpp: int) -> tuple[int, ...]:
 class StagesOf:
     """Counts what the stages of a pipeline hold."""
 
-    def __init__(self, shape: ModelShape, trained: TrainedCount, workload: Workload, slot_bytes: float) -> None:
-        self.shape, self.trained, self.workload, self.slot_bytes = shape, trained, workload, slot_bytes
+    def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
+        self.shape, self.workload, self.trained = shape, workload, TrainedCount(backend, shape, workload)
+        self._slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
         self._counted: dict[Any, LocalWeights] = {}
 
     def under(self, layout: ProcessLayout, sizes: Sequence[int] = ()) -> list[Stage]:
@@ -105,7 +114,7 @@ class StagesOf:
             ends=sum(end) / layout.tp,
             compute_bytes=self.workload.compute_bytes,
             frozen_bytes=self._frozen_bytes(base, times),
-            slot_bytes=self.slot_bytes,
+            slot_bytes=self._slot_bytes,
             on_cpu=self.workload.on_cpu,
         )
 
@@ -222,7 +231,7 @@ class KeptState:
     """What is there when it has gone through all of them."""
     leaving: Mapping[str, float]
     """What is there when it has gone through one."""
-    sizes: tuple[float, float, float, float, float]
+    sizes: tuple[float, ...]
     """The bytes of the five, without what lies in the machine's memory."""
     host: float
     """The bytes that do."""
@@ -230,8 +239,8 @@ class KeptState:
     @classmethod
     def of(cls, terms: Mapping[str, float]) -> KeptState:
         """Take the terms of `swift_estimate_memory` apart."""
-        apart: tuple[dict[str, float], ...] = ({}, {}, {}, {}, {})
-        sizes, host = [0.0, 0.0, 0.0, 0.0, 0.0], 0.0
+        apart: list[dict[str, float]] = [{} for _ in range(5)]
+        sizes, host = [0.0] * 5, 0.0
         for name, size in terms.items():
             kind, plain = _kind_of(name)
             apart[kind][plain] = size
@@ -239,9 +248,7 @@ class KeptState:
                 host += size
             else:
                 sizes[kind] += size
-        always, growing, passing, afterwards, leaving = apart
-        one, two, three, four, five = sizes
-        return cls(always, growing, passing, afterwards, leaving, (one, two, three, four, five), host)
+        return cls(*apart, sizes=tuple(sizes), host=host)
 
 
 LOSS, BACKWARD, UPDATE = "the loss, by chunks", "a layer's backward pass", "before the update"

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from swift.contracts import Traffic
+from swift.contracts import Traffic
 
 _FAR = 2.0
 """Errors beyond so many times the usual one pull no harder."""

@@ -78,13 +78,11 @@ class PlanObserver:
         requested = NAME in run.config.logging.report_to
         try:
             planned = _planned(run, max(self._tokens))
-        except SwiftError as error:
-            _write(run, {"not_counted": error.message, "measured": measured})
-            return
         except Exception as error:
-            if requested:
+            if requested and not isinstance(error, SwiftError):
                 raise
-            _write(run, {"not_counted": f"{type(error).__name__}: {error}", "measured": measured})
+            reason = error.message if isinstance(error, SwiftError) else f"{type(error).__name__}: {error}"
+            _write(run, {"not_counted": reason, "measured": measured})
             return
         device = run.topology.device.partition(":")[0]
         entry = ledger.LedgerEntry(
@@ -156,34 +154,13 @@ def _traced(run: Run, tokens: int) -> dict[str, Any]:
 
 def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
     """Return the prediction for this run, for the tokens that its largest step had."""
-    from swift.planning import PlannedBackend
-    from swift_plan import ledger
-    from swift_plan.cluster import CPU
-    from swift_plan.known import config_of
-    from swift_plan.machine import PROGRAM, this_machine
-    from swift_plan.search import counted
-    from swift_plan.shape import shape_of
-    from swift_plan.workload import Workload
+    from swift_plan.machine import PROGRAM
+    from swift_plan.search import counted_run
 
-    backend = PlannedBackend.of_run(run)
-    config = config_of(run.config.model.path or "")
-    shape = shape_of(config, run.config.model.path or "")
-    on_gpu = run.topology.device.startswith("cuda")
-    where = this_machine(run.world.size, 1)
     precision = run.facts.model.precision if run.facts.model is not None else "float32"
     size = 4.0 if precision.startswith("float32") else 2.0
-    trace = None
-    if level:
-        from swift_plan.tracing import Trace
-
-        train = run.config.train
-        rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
-        segments = Workload.of(backend, processes=run.world.size, on_cpu=not on_gpu).segments
-        length = max(1, tokens // rows // segments)
-        trace = Trace.begun(backend, config, length=length, compute_bytes=size, on_cpu=where.device.name == CPU)
-    timing = ledger.known_timing(where)
-    candidate = counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=size, trace=trace)
-    return candidate if on_gpu else replace(candidate, program=PROGRAM * 1e9)
+    _, candidate = counted_run(run, tokens=tokens, compute_bytes=size, level=level)
+    return candidate if run.topology.device.startswith("cuda") else replace(candidate, program=PROGRAM * 1e9)
 
 
 def _write(run: Run, content: Mapping[str, Any]) -> None:

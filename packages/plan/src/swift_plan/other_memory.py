@@ -6,20 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift.contracts import HOST
-from swift.planning import EngineModel, RoundWork, row_bytes, rows_at_once
-from swift_plan.known import config_of
+from swift.contracts import HOST, LocalWeights, ModelRole
+from swift.planning import EngineModel, PlannedBackend, RoundWork, row_bytes, rows_at_once
+from swift_plan.cluster import Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, split
-from swift_plan.shape import ModelShape, shape_of
-from swift_plan.workload import TrainedCount, Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, ModelRole
-    from swift.planning import PlannedBackend
-    from swift_plan.cluster import Cluster
-    from swift_plan.timing import StepTime, Timing
+from swift_plan.shape import ModelShape, config_of, shape_of
+from swift_plan.timing import StepTime, Timing
+from swift_plan.workload import Workload
 
 GENERATION = "KV cache of rollouts"
 
@@ -62,9 +57,8 @@ class OtherMemory:
         own = Workload.of(backend, processes=self._cluster.devices, on_cpu=self._workload.on_cpu)
         adapted = own.adapted and role.trained
         workload = replace(self._workload, quantize=own.quantize, adapted=adapted, drops=own.drops)
-        slots = backend.slot_bytes((shape.hidden, shape.hidden))
-        stages = StagesOf(shape, TrainedCount(backend, shape, workload), workload, slots)
-        return _Role(role, backend, shape, workload, stages, shape.active_parameters / self._policy.active_parameters)
+        length = shape.active_parameters / self._policy.active_parameters
+        return _Role(role, backend, shape, workload, StagesOf(backend, shape, workload), length)
 
     def _shape(self, model: str | None) -> ModelShape:
         """Return the sizes of a model that is named; the policy's where it is the same, or cannot be looked at."""
@@ -166,8 +160,7 @@ class LayoutMemory:
         terms = self.always[index]
         on_device = sum(size for name, size in terms.items() if not name.startswith(HOST))
         host = sum(terms.values()) - on_device
-        always, growing, passing, afterwards, leaving = state.sizes
-        sizes = (always + on_device, growing, passing, afterwards, leaving)
+        sizes = (state.sizes[0] + on_device, *state.sizes[1:])
         return replace(state, always={**state.always, **terms}, sizes=sizes, host=state.host + host)
 
     def highest(self, index: int, state: KeptState, instant: Instant) -> Instant:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift.contracts import ChosenPlan, ExpectedMemory
+from swift.config.sections import Config
+from swift.contracts import ChosenPlan, ExpectedMemory, RequestedRun
 from swift.errors import UnsupportedLayout, UsageError
-from swift.planning import PlannedBackend
-from swift_plan import ledger, screen
-from swift_plan.cluster import CPU
+from swift_plan import screen
+from swift_plan.cluster import CPU, Cluster
 from swift_plan.command import Planned
-from swift_plan.known import config_of
 from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.options import PlanOptions
-from swift_plan.search import counted
-from swift_plan.shape import shape_of
-from swift_plan.workload import Workload
-
-if TYPE_CHECKING:
-    from swift.config.sections import Config
-    from swift.contracts import RequestedRun
-    from swift_plan.cluster import Cluster
-    from swift_plan.search import Candidate
+from swift_plan.search import Candidate, counted_run
 
 _ALIKE = 0.05
 """Relative difference below which unmeasured times count as equal."""
@@ -128,22 +118,8 @@ def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
         yield typed, config.model_copy(update={"train": train.model_copy(update=changed)})
 
 
-def _counted(run: RequestedRun, config_of_run: Config | None = None) -> tuple[Cluster, Candidate]:
-    """Return this machine, and the run, or one configured otherwise, with samples as long as it allows."""
-    path = run.config.model.path or ""
-    config = config_of(path)
-    shape = shape_of(config, path)
-    machines = max(1, int(os.environ.get("NNODES") or 1))
-    where = this_machine(max(1, run.world.size // machines), machines)
-    backend = PlannedBackend.of_run(run)
-    if config_of_run is not None:
-        backend = replace(backend, parsed=replace(backend.parsed, config=config_of_run))
-    work = Workload.of(backend, processes=run.world.size, on_cpu=where.device.name == CPU)
-    train = backend.config.train
-    rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
-    tokens = rows * work.row_tokens
-    timing = ledger.known_timing(where)
-    return where, counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=work.compute_bytes)
+def _counted(run: RequestedRun, config: Config | None = None) -> tuple[Cluster, Candidate]:
+    return counted_run(run, machines=max(1, int(os.environ.get("NNODES") or 1)), config=config)
 
 
 def simplest(fitting: Sequence[Candidate]) -> Candidate:

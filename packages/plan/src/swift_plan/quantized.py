@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.config.sections import TunerSection
+from swift.contracts import QuantizedShare
 from swift.errors import ModelError
 from swift.models.quiet import quiet_libraries
-
-if TYPE_CHECKING:
-    from swift.config.sections import TunerSection
-    from swift.contracts import QuantizedShare
 
 
 @dataclass(frozen=True)

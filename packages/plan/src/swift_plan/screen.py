@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from math import log
 from shlex import quote
-from typing import TYPE_CHECKING
 
-from swift_plan import ledger, rule_of_thumb
+from swift_plan import ledger
 from swift_plan.bars import MEMORY_ASSUMED, Bar, Bars
-
-if TYPE_CHECKING:
-    from swift_plan.cluster import Cluster
-    from swift_plan.failures import Reliability
-    from swift_plan.search import Candidate, FoundPlans
-    from swift_plan.shape import ModelShape
-    from swift_plan.workload import Workload
+from swift_plan.cluster import Cluster
+from swift_plan.failures import Reliability
+from swift_plan.search import Candidate, FoundPlans
+from swift_plan.shape import ModelShape
+from swift_plan.workload import Workload
 
 _GIB = 2.0**30
 _ENOUGH = 10
@@ -99,11 +96,6 @@ def reason(best: Candidate, other: Candidate) -> str:
     return f"{name}: {more[max(more, key=lambda each: more[each])]:+.3g} s"
 
 
-def tokens_a_day(candidate: Candidate, workload: Workload) -> float:
-    """Return how many tokens a plan learns from in a day."""
-    return workload.tokens / candidate.time.total * _DAY
-
-
 def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float | None) -> tuple[str, list[list[str]]]:
     """Return a title and the rows of a table, headings first: what fits, or else what comes nearest."""
     if found.fitting:
@@ -131,7 +123,8 @@ def _too_much(candidate: Candidate, cluster: Cluster) -> str:
 
 
 def _row(candidate: Candidate, workload: Workload, cluster: Cluster, price: float | None) -> list[str]:
-    row = [*_memory(candidate), seconds(candidate.time.total), f"{tokens_a_day(candidate, workload):.3g}"]
+    tokens_a_day = workload.tokens / candidate.time.total * _DAY
+    row = [*_memory(candidate), seconds(candidate.time.total), f"{tokens_a_day:.3g}"]
     if price:
         hours = cluster.devices * candidate.time.total / 3600 * 1e9 / workload.tokens
         row.append(f"{hours * price:,.0f} ({hours:,.0f} h)")
@@ -194,8 +187,20 @@ def heading(shape: ModelShape, workload: Workload, cluster: Cluster) -> str:
 
 
 def thumb(shape: ModelShape, workload: Workload) -> str:
-    """Return the common rule of thumb."""
-    size, choice = rule_of_thumb.estimate(shape, workload), rule_of_thumb.layout(shape, workload)
+    """Return the rules by which the articles estimate the memory, and choose a layout."""
+    billions = shape.parameters / 1e9
+    if workload.quantize.endswith("4"):
+        size = f"QLoRA: {billions / 2 + 1:,.0f} GB (half a byte a weight, and 1 GB)"
+    elif workload.adapted:
+        size = f"LoRA: {2 * billions:,.0f} GB (2 bytes a weight)"
+    else:
+        size = f"{4 * 3 * billions:,.0f} GB over all devices (weights × 4 bytes × 3)"
+    if billions < 7:
+        choice = "LoRA and DDP" if workload.adapted else "DDP, or ZeRO-2"
+    elif billions <= 70:
+        choice = "Megatron TP 4 to 8 and PP 2 to 4; first FSDP2 for adapters, ZeRO-3 for full fine-tuning"
+    else:
+        choice = "ZeRO-Infinity or FSDP"
     return f"Common rule of thumb, for comparison: {size}; {choice}"
 
 

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from math import ceil, isqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.config.sections import Config
+from swift.contracts import Basis, ProcessLayout, RequestedRun
 from swift.errors import PluginError, SwiftError
+from swift.planning import PlannedBackend
 from swift_plan.cluster import CPU, Cluster
+from swift_plan.ledger import known_timing
+from swift_plan.machine import this_machine
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
 from swift_plan.other_memory import OtherMemory
+from swift_plan.shape import ModelShape, config_of, shape_of
 from swift_plan.timing import Speeds, StepTime, Timing
-from swift_plan.workload import TrainedCount, Workload
-
-if TYPE_CHECKING:
-    from swift.contracts import Basis, ProcessLayout, RequestedRun
-    from swift.planning import PlannedBackend
-    from swift_plan.shape import ModelShape
+from swift_plan.workload import Workload
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MARGIN = 0.08
@@ -124,14 +125,13 @@ class BackendSearch:
 
     def __init__(
         self, backend: PlannedBackend, shape: ModelShape, config: Mapping[str, Any], cluster: Cluster, timing: Timing,
-        trace: TracedMemory | None = None,
+        trace: TracedMemory | None = None, workload: Workload | None = None,
     ) -> None:  # fmt: skip
         self.trace = trace
         self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
         self.world = cluster.devices
-        self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
-        self.slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
-        self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, self.slot_bytes)
+        self.workload = workload or _workload(backend, cluster)
+        self.stages = StagesOf(backend, shape, self.workload)
         self.other = OtherMemory(backend, shape, self.workload, cluster)
         self.refused: SwiftError | None = None
         self.tried = 0
@@ -331,19 +331,13 @@ def counted(
     trace: TracedMemory | None = None,
 ) -> Candidate:
     """Return what is expected of a run as it is configured, whose largest step has so many tokens."""
-    one = BackendSearch(backend, shape, config, cluster, timing, trace)
     run, train = backend.run({}, cluster.devices), backend.config.train
     layout = backend.layout(run)
     rows = train.global_batch or train.micro_batch * train.accumulation * layout.data
-    one.workload = replace(
-        one.workload,
-        rows=rows,
-        length=max(1, tokens // rows // one.workload.segments),
-        compute_bytes=compute_bytes,
-        rows_assumed=False,
-    )
-    one.other = OtherMemory(backend, shape, one.workload, cluster)
-    one.stages = StagesOf(shape, TrainedCount(backend, shape, one.workload), one.workload, one.slot_bytes)
+    work = _workload(backend, cluster)
+    length = max(1, tokens // rows // work.segments)
+    work = replace(work, rows=rows, length=length, compute_bytes=compute_bytes, rows_assumed=False)
+    one = BackendSearch(backend, shape, config, cluster, timing, trace, work)
     sizes = split(shape.layers, layout.pp, layout.vpp)
     held = one.stages.under(layout, sizes)
     accumulation = max(1, ceil(rows / (layout.data * train.micro_batch)))
@@ -351,8 +345,44 @@ def counted(
     if states is None:
         raise _silent(backend)
     filled = _Filled({train.gradient_checkpointing: run}, {}, sizes, train.micro_batch, accumulation, held, states)
-    plans = one.each(filled, Activations(backend, run, shape, one.workload, trace))
+    plans = one.each(filled, Activations(backend, run, shape, work, trace))
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
+
+
+def counted_run(
+    run: RequestedRun,
+    *,
+    machines: int = 1,
+    config: Config | None = None,
+    tokens: int | None = None,
+    compute_bytes: float | None = None,
+    level: int = 0,
+) -> tuple[Cluster, Candidate]:
+    """Return this machine, and what is expected of a run, or of one configured otherwise.
+
+    Its largest step has so many `tokens`, or else samples as long as it allows.
+    """
+    path = run.config.model.path or ""
+    model = config_of(path)
+    where = this_machine(max(1, run.world.size // machines), machines)
+    backend = PlannedBackend.of_run(run)
+    if config is not None:
+        backend = replace(backend, parsed=replace(backend.parsed, config=config))
+    work, train = _workload(backend, where), backend.config.train
+    rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
+    tokens, size = tokens or rows * work.row_tokens, compute_bytes or work.compute_bytes
+    trace = None
+    if level:
+        from swift_plan.tracing import Trace
+
+        length = max(1, tokens // rows // work.segments)
+        trace = Trace.begun(backend, model, length=length, compute_bytes=size, on_cpu=work.on_cpu)
+    shape, timing = shape_of(model, path), known_timing(where)
+    return where, counted(backend, shape, model, where, timing, tokens=tokens, compute_bytes=size, trace=trace)
+
+
+def _workload(backend: PlannedBackend, cluster: Cluster) -> Workload:
+    return Workload.of(backend, processes=cluster.devices, on_cpu=cluster.device.name == CPU)
 
 
 def _silent(backend: PlannedBackend) -> PluginError:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from swift.errors import ModelError
+from swift.errors import ModelError, did_you_mean
 from swift.models.sizes import experts_of
-from swift.planning import StoredConfig
+from swift.planning import StoredConfig, model_config
+from swift.untrusted import parse_json
 
 _UNGATED = frozenset(
     {"gpt2", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "starcoder2", "gpt_neo", "codegen",
@@ -202,6 +205,27 @@ class ModelShape:
     def head_flops(self) -> float:
         """Return the operations of the head's forward pass for one token."""
         return 2.0 * self.embedding
+
+
+@cache
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """Return the models that come with the planner, by name."""
+    text = (resources.files("swift_plan") / "assets" / "models.json").read_text(encoding="utf-8")
+    models: Mapping[str, Mapping[str, Any]] = parse_json(text, "models.json", ModelError)
+    return models
+
+
+def config_of(typed: str) -> Mapping[str, Any]:
+    """Return config.json of what was typed: a folder, the file, a model on this machine, or a known name."""
+    models = known_models()
+    name = typed.lower().rpartition("/")[2]
+    if not Path(typed).exists() and name in models:
+        return models[name]
+    try:
+        return model_config(typed)
+    except ModelError as error:
+        known = f"Known by name: {', '.join(models)}.{did_you_mean(name, models)}"
+        raise ModelError(error.message, hint=f"{error.hint or ''}\n{known}".strip()) from None
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
 
+from swift.contracts import ProcessLayout, Traffic
+from swift_plan.cluster import Cluster
+from swift_plan.memory import Stage
 from swift_plan.messages import MessageCost, MessageKind
+from swift_plan.shape import ModelShape
 from swift_plan.traffic import model_traffic, step_traffic
-
-if TYPE_CHECKING:
-    from swift.contracts import ProcessLayout, Traffic
-    from swift_plan.cluster import Cluster
-    from swift_plan.memory import Stage
-    from swift_plan.shape import ModelShape
-    from swift_plan.workload import Workload
-
+from swift_plan.workload import Workload
 
 _HOPS = 32
 """Neighbours that a sum passes at most, one after the other: larger groups are gone through as trees."""

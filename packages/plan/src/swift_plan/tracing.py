@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from swift.contracts import Topology
 from swift.errors import ModelError
+from swift.planning import PlannedBackend
 from swift.toolkit import (
     ViewModule,
     build_view,
@@ -32,9 +33,6 @@ from swift.toolkit import (
 )
 from swift_plan.compiled import kept_bytes
 from swift_plan.memory import LayerMemory
-
-if TYPE_CHECKING:
-    from swift.planning import PlannedBackend
 
 _CHUNKS = 8
 """Chunks of the loss that are traced at most."""
@@ -101,16 +99,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._held[key] = weakref.ref(storage, gone)
 
 
-@dataclass(frozen=True)
-class TracedPass:
-    """Bytes of a pass through some blocks, beside weights and gradients of weights."""
-
-    kept: int
-    """When the backward pass reaches the last block."""
-    most: int
-    """At the most, until it leaves that block."""
-
-
 class _Source:
     """A model of sizes alone, as `swift.contracts.ModelSource` gives it to who builds it."""
 
@@ -160,18 +148,18 @@ class Trace:
         """Return what a layer keeps and takes, in bytes a token."""
         found = self._known.get(recompute)
         if found is None:
-            one, two = (self.passed(blocks, self._length, recompute=recompute) for blocks in (1, 2))
-            half = self.passed(2, max(1, self._length // 2), recompute=recompute)
-            kept = (two.kept - one.kept) / self._length
-            ends = max(0.0, one.kept / self._length - kept)
+            (one, _), (two, most) = (self.passed(blocks, self._length, recompute=recompute) for blocks in (1, 2))
+            half, most_of_half = self.passed(2, max(1, self._length // 2), recompute=recompute)
+            kept = (two - one) / self._length
+            ends = max(0.0, one / self._length - kept)
             if self._backend.config.train.compile and not recompute:
                 kept = self._kept_compiled()
             # What does not grow with the tokens is gradients of single weights.
-            grows = ((two.most - two.kept) - (half.most - half.kept)) / (self._length - max(1, self._length // 2) or 1)
+            grows = ((most - two) - (most_of_half - half)) / (self._length - max(1, self._length // 2) or 1)
             found = self._known[recompute] = LayerMemory(
                 kept=kept,
                 transient=max(0.0, grows),
-                fixed=max(0.0, two.most - two.kept - grows * self._length),
+                fixed=max(0.0, most - two - grows * self._length),
                 ends=ends,
                 whole=self.layer(recompute=False).kept if recompute else kept,
             )
@@ -202,8 +190,11 @@ class Trace:
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast("cpu", self._compute, enabled=self._compute is not torch.float32)
 
-    def passed(self, blocks: int, length: int, *, recompute: bool) -> TracedPass:
-        """Pass one row through so many blocks, forward and backward."""
+    def passed(self, blocks: int, length: int, *, recompute: bool) -> tuple[int, int]:
+        """Pass one row through so many blocks, forward and backward, and return bytes beside weights' and gradients'.
+
+        The first are there when the backward pass reaches the last block, the second at most until it leaves it.
+        """
         live = LiveBytes()  # alone: torch's FlopCounterMode beside it keeps a block's tensors until all are done
         marks: list[int] = []
         view = self._build(blocks, recompute=recompute)
@@ -221,7 +212,7 @@ class Trace:
                     live.weight(tensor)
                 torch.autograd.backward(self._states(view, ids).sum())
         kept, most = (*marks, live.peak)[:2]
-        return TracedPass(kept, most)
+        return kept, most
 
     def loss(self, tokens: int, *, cut: int = 1) -> float:
         """Return what the loss takes beside hidden states and weights, where `cut` processes share the head."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from swift.contracts import Traffic
-
-if TYPE_CHECKING:
-    from swift.contracts import ProcessLayout
-    from swift_plan.shape import ModelShape
-    from swift_plan.workload import Workload
-
+from swift.contracts import ProcessLayout, Traffic
+from swift_plan.shape import ModelShape
+from swift_plan.workload import Workload
 
 _GATHERED: tuple[tuple[Literal["all_gather", "reduce_scatter"], int], ...] = (("all_gather", 0), ("reduce_scatter", 1))
 """What becomes of keys and values in a pass, and how often; 0 is once for each forward pass."""

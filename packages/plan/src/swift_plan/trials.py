@@ -50,8 +50,8 @@ class ShortRun:
 class ShortRuns:
     """Runs of one model on this machine, in a folder of their own that is removed at the end."""
 
-    def __init__(self, command_name: str, model: str, args: Sequence[str], folder: Path, *, steps: int = STEPS) -> None:
-        self._command_name, self._args, self._folder, self._steps = command_name, list(args), folder, steps
+    def __init__(self, command_name: str, model: str, args: Sequence[str], folder: Path) -> None:
+        self._command_name, self._args, self._folder = command_name, list(args), folder
         self._count = 0
         self.model = Path(model)
         if not self.model.is_dir():
@@ -62,10 +62,10 @@ class ShortRuns:
 
     @classmethod
     @contextmanager
-    def begun(cls, command_name: str, model: str, args: Sequence[str], *, steps: int = STEPS) -> Iterator[ShortRuns]:
+    def begun(cls, command_name: str, model: str, args: Sequence[str]) -> Iterator[ShortRuns]:
         """Return what runs trials, until the end of the `with` statement."""
         with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
-            yield cls(command_name, model, args, Path(folder), steps=steps)
+            yield cls(command_name, model, args, Path(folder))
 
     def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> ShortRun:
         """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks.
@@ -92,11 +92,12 @@ class ShortRuns:
         self._count += 1
         model = self.model if blocks is None else self.cut(blocks)
         output = self._folder / f"run-{self._count}"
-        args = ["--model", str(model), *self._args, *flags, "--max_steps", str(self._steps), *_UNSAVED]
+        args = ["--model", str(model), *self._args, *flags, "--max_steps", str(STEPS), *_UNSAVED]
         args += ["--output_dir", str(output), "--report_to", "plan"]
         if not any(model.glob(pattern) for pattern in _WEIGHTS) or blocks is not None:
             args += ["--model.random_weights", "true"]
-        if not _names(self._args) & {"dataset", "data.train"}:
+        named = {arg[2:].partition("=")[0].replace("-", "_") for arg in self._args if arg.startswith("--")}
+        if not named & {"dataset", "data.train"}:
             args += ["--dataset", str(self._rows(rows, length)), "--truncation_strategy", "right"]
         return [self._command_name, *args], output
 
@@ -121,7 +122,7 @@ class ShortRuns:
             chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]}
             line = json.dumps({"text": text} if self._command_name == "pt" else chat) + "\n"
             with file.open("w", encoding="utf-8") as out:
-                out.writelines(line for _ in range(rows * self._steps))
+                out.writelines(line for _ in range(rows * STEPS))
         return file
 
 
@@ -153,10 +154,6 @@ def watched_run(output: Path) -> ShortRun:
         peak=max(peaks.get(phase, 0.0) for phase in TRAINING),
         peaks=peaks,
     )
-
-
-def _names(args: Sequence[str]) -> set[str]:
-    return {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
 
 
 def failure_of(output_text: str) -> str:

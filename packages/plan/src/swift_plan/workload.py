@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from swift.planning import PlannedBackend
+from swift_plan.quantized import QuantizedModel
 from swift_plan.shape import Matrix2, ModelShape
-
-if TYPE_CHECKING:
-    from swift.planning import PlannedBackend
-    from swift_plan.quantized import QuantizedModel
 
 _ROWS = 64
 _PAIRS = frozenset({"dpo", "cpo", "simpo", "orpo", "rm"})

@@ -36,7 +36,7 @@ class TrackedRun:
     """None where the user named none."""
     folder: Path
     config: Mapping[str, Any]
-    """The configuration by dotted keys."""
+    """The configuration by section and key."""
     id: str | None
     """The tracker's id of this run from an earlier session."""
 
@@ -52,14 +52,16 @@ class Tracker(ABC):
     """The package to import when a run begins; importing this module does not need it."""
     extra: ClassVar[str]
     """The extra of swift-core that installs it, which is also the observer's name."""
+    _run: Any
+    """The tracker's own run."""
 
     @abstractmethod
     def begin(self, run: TrackedRun) -> str:
         """Open the run in the tracker, or reopen the one with its id; return the id."""
 
-    @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Record the values of one step."""
+        self._run.log(dict(values), step=step)
 
     @abstractmethod
     def end(self, completed: bool) -> None:
@@ -83,7 +85,7 @@ class Tracker(ABC):
             name=run.config.logging.run_name or f"{run.folder.parent.name}-{run.folder.name}",
             project=run.config.logging.project,
             folder=run.folder,
-            config=_flat(run.config.model_dump(mode="json")),
+            config=run.config.model_dump(mode="json"),
             id=ids.get(self.extra),
         )
         ids[self.extra] = self.begin(tracked)
@@ -116,13 +118,10 @@ class WandbObserver(Tracker):
             name=run.name,
             id=run.id,
             resume="allow",
-            config=_nested(run.config),
+            config=run.config,
             dir=os.environ.get("WANDB_DIR", run.folder),
         )
         return str(self._run.id)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
 
     def end(self, completed: bool) -> None:
         self._run.finish(exit_code=0 if completed else 1)
@@ -141,13 +140,10 @@ class SwanLabObserver(Tracker):
             name=run.name,
             id=run.id,
             resume="allow",
-            config=_nested(run.config),
+            config=run.config,
             log_dir=os.environ.get("SWANLAB_LOG_DIR", str(run.folder / "swanlog")),
         )
         return str(self._run.id)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
 
     def end(self, completed: bool) -> None:
         if completed:
@@ -168,8 +164,9 @@ class MlflowObserver(Tracker):
         if run.id is None:
             experiment = mlflow.set_experiment(run.project_or("MLFLOW_EXPERIMENT_NAME")).experiment_id
             self._id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
-            for key, value in run.config.items():
-                self._client.log_param(self._id, key, str(value)[:6000])
+            for section, values in run.config.items():
+                for key, value in values.items():
+                    self._client.log_param(self._id, f"{section}.{key}", str(value)[:6000])
         else:
             self._id = run.id
             self._client.update_run(self._id, status="RUNNING")
@@ -197,12 +194,9 @@ class TrackioObserver(Tracker):
 
         name = run.id or run.name
         self._run = trackio.init(
-            project=run.project_or("TRACKIO_PROJECT"), name=name, resume="allow", config=_nested(run.config)
+            project=run.project_or("TRACKIO_PROJECT"), name=name, resume="allow", config=run.config
         )
         return name
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
 
     def end(self, completed: bool) -> None:
         self._run.finish()
@@ -224,7 +218,7 @@ class AimObserver(Tracker):
             capture_terminal_logs=False,
         )
         self._run.name = run.name
-        self._run["config"] = _nested(run.config)
+        self._run["config"] = run.config
         return str(self._run.hash)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -242,19 +236,3 @@ def _read_ids(path: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return ids if isinstance(ids, dict) else {}
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        inner = isinstance(value, Mapping) and not prefix
-        flat.update(_flat(value, f"{key}.") if inner else {f"{prefix}{key}": value})
-    return flat
-
-
-def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in config.items():
-        section, _, name = key.partition(".")
-        nested.setdefault(section, {})[name] = value
-    return nested

@@ -18,12 +18,12 @@ from starlette.staticfiles import StaticFiles
 from swift.errors import SwiftError
 from swift.observers import chart_script
 from swift_ui import __version__
-from swift_ui.acting.api import routes as action_routes
+from swift_ui.acting.api import ActingApi
 from swift_ui.guard import PageGuard
 from swift_ui.looking.api import RunReader
 from swift_ui.looking.api import routes as run_routes
 from swift_ui.looking.index import NotFound
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 STATIC = Path(str(files("swift_ui") / "static"))
 
@@ -37,7 +37,7 @@ def make_app(settings: UiSettings) -> Starlette:
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/about", _about),
             *run_routes(),
-            *action_routes(settings),
+            *ActingApi(settings).routes(),
         ],
         middleware=[Middleware(PageGuard, settings=settings)],
         exception_handlers={SwiftError: _refused},

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from swift.errors import UsageError
-from swift_ui.options import LOCAL_HOSTS, UiOptions
+from swift_ui.options import LOCAL_HOSTS, UiOptions, UiSettings
 
 PORT = 7860
 
@@ -22,7 +22,6 @@ class UiCommand:
     def run(self, options: UiOptions) -> int:
         """Serve until Ctrl+C; return the exit code."""
         from swift_ui.app import serve
-        from swift_ui.settings import UiSettings
 
         roots = tuple(Path(root).expanduser().absolute() for root in options.roots)
         for root in roots:

@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swift.errors import SwiftError, UsageError
 from swift.untrusted import is_unicode, parse_json
-from swift_ui.options import LOCAL_HOSTS
-from swift_ui.settings import UiSettings
+from swift_ui.options import LOCAL_HOSTS, UiSettings
 
 MOST_BYTES = 1 << 20
 """Maximum size of a request body."""

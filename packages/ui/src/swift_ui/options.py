@@ -1,7 +1,10 @@
-"""Options of `swift ui` and `swift watch`."""
+"""Options of `swift ui` and `swift watch`, and the settings of a server, which no request can change."""
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -44,3 +47,26 @@ class WatchOptions(Section):
     )
     every: Annotated[float, Field(gt=0, le=3600)] = Field(0.5, description="Seconds between two updates")
     once: bool = Field(False, description="Print the run once and exit, for logs and scripts")
+
+
+@dataclass(frozen=True)
+class UiSettings:
+    """Folders, address and token of a server."""
+
+    roots: tuple[Path, ...]
+    host: str = LOOPBACK
+    port: int = 7860
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    """Token for the login: 192 bits, new for each server."""
+    trust_remote_code: bool = False
+
+    @property
+    def address(self) -> str:
+        """Address of the page; browsers do not send the part after # to servers, so no log has the token."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/#token={self.token}"
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie, different for each port."""
+        return f"swift_ui_{self.port}"

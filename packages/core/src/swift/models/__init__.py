@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from swift.models.media import ProcessorReader as ProcessorReader
     from swift.models.media_processor import MediaProcessor as MediaProcessor
     from swift.models.media_processor import without_video_processor as without_video_processor
+    from swift.models.memory import available_bytes as available_bytes
     from swift.models.names import base_model as base_model
     from swift.models.names import name_map as name_map
     from swift.models.opening import as_model_error as as_model_error
@@ -52,6 +53,7 @@ __getattr__ = lazy_names(
         "locate": "locate_model",
         "media": "ProcessorReader",
         "media_processor": "MediaProcessor without_video_processor",
+        "memory": "available_bytes",
         "names": "base_model name_map",
         "opening": "as_model_error",
         "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens template_of_export "

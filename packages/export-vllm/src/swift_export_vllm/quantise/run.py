@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from safetensors import safe_open
 
 from swift.contracts import Quantized, QuantizeRequest
 from swift.errors import ExportError
+from swift.models.files import SafetensorsFolder
 from swift.toolkit import DTYPES, progress
 from swift_export_vllm.quantise.calibrate import check_unchanged, observe, round_block, rounded_inputs
 from swift_export_vllm.quantise.cost import Cost, check, table
 from swift_export_vllm.quantise.formats import NF4_BLOCK, configuration, decode
 from swift_export_vllm.quantise.schemes import SCHEMES, Scheme, group_size
-from swift_export_vllm.quantise.shards import Shards
 from swift_export_vllm.quantise.walk import TokenBatch, Walk, batches, check_fits
+from swift_export_vllm.weights_folder import Shards
 
 REPORT = "quantisation.json"
 
@@ -64,10 +63,10 @@ class _Quantiser:
         for name, tensor in walk.outside():
             shards.add(name, tensor.to(dtype))
         del walk
-        files = shards.finish()
+        shards.finish()
         request.source.write_assets(request.destination, _spelled(dtype))
         self._configure(configuration(scheme, group=group, left=["lm_head", *sorted(left)], dtype=_spelled(dtype)))
-        self._read_back(files)
+        self._read_back(SafetensorsFolder(request.destination))
         before = sum(request.source.read(name).nbytes for name in request.source.names())
         tolerance = request.options.quant_tolerance or scheme.tolerance
         report = cost.report(scheme, bytes_before=before, bytes_after=shards.bytes, tolerance=tolerance)
@@ -176,15 +175,15 @@ class _Quantiser:
         config["quantization_config"] = quantisation
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    def _read_back(self, files: dict[str, Path]) -> None:
+    def _read_back(self, written: SafetensorsFolder) -> None:
         """Check that every quantised layer decoded from its file is the one that was measured."""
-        by_layer: dict[str, dict[str, Path]] = {}
-        for name, file in files.items():
+        by_layer: dict[str, list[str]] = {}
+        for name in written.names():
             layer = next((each for each in _parents(name) if each in self._digests), None)
             if layer is not None:
-                by_layer.setdefault(layer, {})[name.removeprefix(f"{layer}.")] = file
+                by_layer.setdefault(layer, []).append(name.removeprefix(f"{layer}."))
         for layer, parts in by_layer.items():
-            tensors = {suffix: _tensor(file, f"{layer}.{suffix}") for suffix, file in parts.items() if suffix != "bias"}
+            tensors = {suffix: written.read(f"{layer}.{suffix}") for suffix in parts if suffix != "bias"}
             if _digest(decode(self._scheme, tensors)) != self._digests[layer]:
                 raise ExportError(
                     f"The quantised export differs from what was measured: {layer} decodes to other values.",
@@ -195,12 +194,6 @@ class _Quantiser:
 def _parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
-
-
-def _tensor(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, framework="pt") as opened:
-        tensor: torch.Tensor = opened.get_tensor(name)
-    return tensor
 
 
 def _digest(weight: torch.Tensor) -> str:

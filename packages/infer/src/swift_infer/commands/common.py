@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,12 @@ from swift_infer.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from swift.contracts import Sampling
-    from swift_infer.batch import LineOf, QuestionSequence
-    from swift_infer.response import ChatEngine
+    from swift_infer.batch import LineOf
+    from swift_infer.questions import Question
 
 
 def check_model(command: str, options: ModelOptions) -> None:
@@ -98,11 +99,8 @@ def talk(options: ModelOptions, sampling: Sampling) -> int:
     from swift_infer.chat import converse
     from swift_infer.chat_engine import open_chat_engine
 
-    chat_engine = open_chat_engine(options, say=print_note)
-    try:
+    with closing(open_chat_engine(options, say=print_note)) as chat_engine:
         converse(chat_engine, sampling)
-    finally:
-        chat_engine.close()
     return 0
 
 
@@ -114,7 +112,7 @@ def write_responses_to(
     result: Path,
     options: InferenceOptions,
     sampling: Sampling,
-    questions: QuestionSequence,
+    questions: Sequence[Question],
     *,
     further: Mapping[str, Any] | None = None,
     line: LineOf | None = None,
@@ -125,7 +123,7 @@ def write_responses_to(
     line of a response.
     """
     from swift_infer.batch import write_responses
-    from swift_infer.chat_engine import find_model, open_chat_engine, open_local
+    from swift_infer.chat_engine import find_model, open_chat_engine
     from swift_infer.resume_file import ResumeFile
 
     found = None if is_address(options.engine) else find_model(options, say=print_note)
@@ -148,22 +146,16 @@ def write_responses_to(
             print_note(f"{result} already has {len(questions) - left} of {len(questions)} responses")
         if not left:
             return
-        size = options.batch_size
-        chat_engine: ChatEngine = (
-            open_chat_engine(options, batch_size=size, say=print_note)
-            if found is None
-            else open_local(found, options, batch_size=size, say=print_note)
-        )
-        try:
-            cut = write_responses(chat_engine, questions, sampling, file, line=line)
-        except KeyboardInterrupt:
-            print_note(
-                f"Stopped. {result} has {len(questions) - len(file.left())} of {len(questions)} responses; "
-                "run the same command to continue."
-            )
-            raise
-        finally:
-            chat_engine.close()
+        opened = open_chat_engine(options, batch_size=options.batch_size, say=print_note, found=found)
+        with closing(opened) as chat_engine:
+            try:
+                cut = write_responses(chat_engine, questions, sampling, file, line=line)
+            except KeyboardInterrupt:
+                print_note(
+                    f"Stopped. {result} has {len(questions) - len(file.left())} of {len(questions)} responses; "
+                    "run the same command to continue."
+                )
+                raise
     ending = f"; {cut} cut off at --max_new_tokens {sampling.max_new_tokens}" if cut else ""
     print_note(f"Wrote {left} {'response' if left == 1 else 'responses'} to {result}{ending}")
 

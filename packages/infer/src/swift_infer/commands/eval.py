@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,41 +57,36 @@ class EvalCommand:
     options_model = EvalOptions
 
     def run(self, options: EvalOptions) -> int:
-        """Run the command; return the exit code."""
-        return evaluate(options)
+        """Evaluate a model, and print the scores as one line of JSON; return the exit code."""
+        _check(options)
+        scoring = returns_scores(options)
+        if scoring:
+            check_scoring(options, "metric", "tasks", "result_path")
+        quiet_libraries(options)
+        scores: Any
+        if scoring:
+            from swift_infer.chat_engine import find_model
+            from swift_infer.evaluate_scores import evaluate_scores
 
+            found = find_model(options, generates=False, say=print_note)
+            found.check_scores_sequences()
+            scores = evaluate_scores(found, options, say=print_note)
+        elif options.tasks:
+            from swift_infer.harness import TaskRequest, run_tasks
 
-def evaluate(options: EvalOptions) -> int:
-    """Evaluate a model, and print the scores as one line of JSON."""
-    _check(options)
-    scoring = returns_scores(options)
-    if scoring:
-        check_scoring(options, "metric", "tasks", "result_path")
-    quiet_libraries(options)
-    scores: Any
-    if scoring:
-        from swift_infer.chat_engine import find_model
-        from swift_infer.evaluate_scores import evaluate_scores
-
-        found = find_model(options, generates=False, say=print_note)
-        found.check_scores_sequences()
-        scores = evaluate_scores(found, options, say=print_note)
-    elif options.tasks:
-        from swift_infer.harness import TaskRequest, run_tasks
-
-        request = TaskRequest(
-            tuple(options.tasks.split(",")),
-            folder=options.tasks_dir,
-            shots=options.num_fewshot,
-            limit=options.limit,
-            chat=options.chat_template,
-            result=options.result_path,
-        )
-        scores = run_tasks(request, options, batch_size=options.batch_size, say=print_note)
-    else:
-        scores = _scores(options, options.sampling)
-    print_line(json.dumps(scores))
-    return 0
+            request = TaskRequest(
+                tuple(options.tasks.split(",")),
+                folder=options.tasks_dir,
+                shots=options.num_fewshot,
+                limit=options.limit,
+                chat=options.chat_template,
+                result=options.result_path,
+            )
+            scores = run_tasks(request, options, batch_size=options.batch_size, say=print_note)
+        else:
+            scores = _scores(options, options.sampling)
+        print_line(json.dumps(scores))
+        return 0
 
 
 def _check(options: EvalOptions) -> None:
@@ -146,8 +142,7 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
         line = partial(evaluation_line, metric=metric)
         write_responses_to(result, options, sampling, compared, further={"metric": options.metric}, line=line)
         return metric.of_lines(read_lines(result))
-    chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
-    try:
+    with closing(open_chat_engine(options, batch_size=options.batch_size, say=print_note)) as chat_engine:
         if metric is not None:
             compared = with_expected(questions, say=print_note)
             lines = (
@@ -157,5 +152,3 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
             return metric.of_lines(lines)
         assert isinstance(chat_engine, LocalChatEngine)
         return score_loss(chat_engine, options.dataset, options.columns, say=print_note)
-    finally:
-        chat_engine.close()

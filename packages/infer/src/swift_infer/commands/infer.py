@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Annotated
 
 from pydantic import Field
 
@@ -22,9 +24,6 @@ from swift_infer.commands.common import (
     write_responses_to,
 )
 from swift_infer.options import ModelOptions, SamplingOptions
-
-if TYPE_CHECKING:
-    from swift_infer.batch import QuestionSequence
 
 
 class InferOptions(SamplingOptions, AnyTaskOptions):
@@ -61,8 +60,42 @@ class InferCommand:
     options_model = InferOptions
 
     def run(self, options: InferOptions) -> int:
-        """Run the command; return the exit code."""
-        return infer(options)
+        """Respond to prompts or a data set; without either, start a conversation. Return the exit code."""
+        check_model("infer", options)
+        scoring = returns_scores(options)
+        for kind in NAMES:
+            if getattr(options, kind) and not options.prompt:
+                raise UsageError(
+                    f"--{kind} needs --prompt.",
+                    hint="Add --prompt TEXT. Rows of a data set contain their own; in a conversation type /image FILE.",
+                )
+        if scoring:
+            return _score(options)
+        if options.prompt and options.dataset:
+            raise UsageError("--prompt and --dataset cannot be used together.", hint="Keep one of them.")
+        _check_stream(options)
+        check_result(options.result_path)
+        quiet_libraries(options)
+        if not options.prompt and not options.dataset:
+            return talk(options, options.sampling)
+        from swift_infer.batch import print_responses, stream_responses
+        from swift_infer.chat_engine import open_chat_engine
+        from swift_infer.image_messages import question_of
+        from swift_infer.questions import Question, read_questions
+
+        questions: Sequence[Question]
+        if options.dataset:
+            questions = read_questions(options.dataset, options.columns, system=options.system)
+        else:
+            held = {kind: getattr(options, kind) for kind in NAMES}
+            questions = [Question([question_of(each, held)]) for each in options.prompt]
+        if options.result_path is not None:
+            write_responses_to(options.result_path, options, options.sampling, questions)
+            return 0
+        with closing(open_chat_engine(options, batch_size=options.batch_size, say=print_note)) as chat_engine:
+            respond = stream_responses if options.stream else print_responses
+            respond(chat_engine, questions, options.sampling)
+        return 0
 
 
 class ChatOptions(SamplingOptions, ModelOptions):
@@ -83,50 +116,6 @@ class ChatCommand:
         check_model("chat", options)
         quiet_libraries(options)
         return talk(options, options.sampling)
-
-
-def infer(options: InferOptions) -> int:
-    """Respond to prompts or a data set; without either, start a conversation."""
-    check_model("infer", options)
-    scoring = returns_scores(options)
-    for kind in NAMES:
-        if getattr(options, kind) and not options.prompt:
-            raise UsageError(
-                f"--{kind} needs --prompt.",
-                hint="Add --prompt TEXT. Rows of a data set contain their own; in a conversation type /image FILE.",
-            )
-    if scoring:
-        return _score(options)
-    if options.prompt and options.dataset:
-        raise UsageError("--prompt and --dataset cannot be used together.", hint="Keep one of them.")
-    _check_stream(options)
-    check_result(options.result_path)
-    quiet_libraries(options)
-    if not options.prompt and not options.dataset:
-        return talk(options, options.sampling)
-    from swift_infer.batch import print_responses, stream_responses
-    from swift_infer.chat_engine import open_chat_engine
-    from swift_infer.image_messages import question_of
-    from swift_infer.questions import Question, read_questions
-
-    questions: QuestionSequence
-    if options.dataset:
-        questions = read_questions(options.dataset, options.columns, system=options.system)
-    else:
-        held = {kind: getattr(options, kind) for kind in NAMES}
-        questions = [Question([question_of(each, held)]) for each in options.prompt]
-    if options.result_path is not None:
-        write_responses_to(options.result_path, options, options.sampling, questions)
-        return 0
-    chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
-    try:
-        if options.stream:
-            stream_responses(chat_engine, questions, options.sampling)
-        else:
-            print_responses(chat_engine, questions, options.sampling)
-    finally:
-        chat_engine.close()
-    return 0
 
 
 def _score(options: InferOptions) -> int:
@@ -155,7 +144,7 @@ def _score(options: InferOptions) -> int:
             hint="Type --dataset FILE with the columns query and document. To chat with it type swift chat MODEL",
         )
     held = {kind: getattr(options, kind) for kind in NAMES}
-    rows: QuestionSequence = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
+    rows: Sequence[Question] = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
         rows = read_rows(options, found)
     scorer = RowScorer(found, options, rows, say=print_note)

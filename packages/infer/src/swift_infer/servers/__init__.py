@@ -16,12 +16,13 @@ from swift_infer.servers.flags import (
     field_names,
     flags_in,
     given,
+    parsed,
     passed_on,
 )
 from swift_infer.servers.flags import check_known as check_known_flags
 from swift_infer.servers.interpreter import Interpreter, ServerLibrary, find_interpreter
 from swift_infer.servers.log import ServerLog
-from swift_infer.servers.program import Launch, ServerProgram, server_environment
+from swift_infer.servers.program import Launch, ServerOnlyEngine, ServerProgram, server_environment
 from swift_infer.servers.run import LOOPBACK, run_server
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Launch",
     "ServerLibrary",
     "ServerLog",
+    "ServerOnlyEngine",
     "ServerProgram",
     "argument_flags",
     "check_known_flags",
@@ -42,6 +44,7 @@ __all__ = [
     "find_interpreter",
     "flags_in",
     "given",
+    "parsed",
     "passed_on",
     "run_server",
     "server_environment",

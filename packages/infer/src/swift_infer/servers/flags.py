@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from swift.errors import UsageError, did_you_mean
 
@@ -59,10 +60,10 @@ def _means(word: str, flag: str) -> bool:
     return flag.startswith(typed) and len(typed) > len("--x")
 
 
-def check_known(args: Sequence[str], known: KnownFlags, server: object) -> None:
-    """Raise `UsageError` for a flag that neither swift nor the server has."""
+def check_known(args: Sequence[str], known: KnownFlags | None, server: object) -> None:
+    """Raise `UsageError` for a flag that neither swift nor the server has, where its flags are known."""
     for word in args:
-        if _is_flag(word) and not known.has(word):
+        if known is not None and _is_flag(word) and not known.has(word):
             flag = word.partition("=")[0]
             raise UsageError(
                 f"Unknown flag {flag}: neither swift serve nor {server} has it."
@@ -93,6 +94,14 @@ def given(flag: str, args: Sequence[str], *more: str) -> str | None:
             following = args[position + 1] if position + 1 < len(args) else ""
             return value if has_value else "" if following.startswith("-") else following
     return None
+
+
+def parsed(paths: Iterable[Path]) -> list[ast.Module]:
+    """Return sources; none where one of them is missing or invalid."""
+    try:
+        return [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def argument_flags(tree: ast.Module) -> Iterator[str]:

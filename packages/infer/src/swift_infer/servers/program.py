@@ -1,14 +1,17 @@
-"""Interface of a server that `run_server` starts: one object for each engine, without state."""
+"""Base classes of plugins with a server: the engine, and the program that `run_server` starts."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
-from swift.contracts import ServeRequest
+from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
+from swift.errors import UsageError
+from swift.hookspecs import hookimpl
 from swift_infer.servers.interpreter import Interpreter, ServerLibrary
 from swift_infer.servers.log import ServerLog
 
@@ -26,26 +29,48 @@ class Launch:
     `-m MODULE`."""
 
 
-class ServerProgram(Protocol):
-    """A third-party server with OpenAI's API."""
+class ServerOnlyEngine:
+    """An engine whose library pins another torch than the one that trains: it serves, and clients connect to it."""
 
-    library: ServerLibrary
-    log: ServerLog
+    HOOK_API = HOOK_API
+    title: ClassVar[str]
+    library: ClassVar[EngineLibrary]
+    """Of the engine's own name."""
 
+    @hookimpl
+    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
+        """Refuse to load a model into this process."""
+        name = self.library.module
+        raise UsageError(
+            f"{self.title} runs as a server only.",
+            hint=f"Type: swift serve {request.model} --engine {name}, then pass --engine http://127.0.0.1:8000",
+        )
+
+
+class ServerProgram(ABC):
+    """A third-party server with OpenAI's API, without state."""
+
+    library: ClassVar[ServerLibrary]
+    log: ClassVar[ServerLog]
+
+    @abstractmethod
     def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
         """Refuse what cannot be served before anything is loaded; return the request with flags as the server has them.
 
         Errors for users are raised as `swift.errors.SwiftError`.
         """
 
+    @abstractmethod
     def launch(self, request: ServeRequest, interpreter: Interpreter) -> Launch:
         """Return how to start the server, on the host and the port of the request."""
 
     def device(self, interpreter: Interpreter) -> str:
         """Return the kind of device that it runs on: 'CPU' or 'GPU'."""
+        return "GPU"
 
     def served_name(self, request: ServeRequest) -> str:
         """Return the name of the trained model in requests: its first adapter, or the model itself."""
+        return next(iter(request.adapters), request.name)
 
 
 def server_environment(request: ServeRequest, mine: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,12 +8,17 @@ from pydantic import Field, model_validator
 
 from swift.config.limits import FilePath, Name, Tokens
 from swift.config.options import Aliases, Argument, Section
+from swift.plugins import ENGINE
 from swift_infer.options import MAX_LENGTH_FLAGS
 
 
 class ServeOptions(Section):
-    """The model to serve, its name, and the address."""
+    """Serves completions, chat and the list of models: the base model and its adapters, by name.
 
+    Flags that are not listed here are passed to the engine's server. Ctrl-C stops it.
+    """
+
+    examples = ("swift serve output/my-model/v0-20260101-120000", "swift serve qwen3-0.6b --adapters law=FOLDER")
     model: Annotated[Name | None, Argument("MODEL"), Aliases("ckpt_dir")] = Field(
         None, description="Run, checkpoint, adapter, model folder or hub id"
     )
@@ -48,6 +53,8 @@ class ServeOptions(Section):
     trust_remote_code: bool = Field(
         False, description="Run Python code from the model's repository; only for models that you trust"
     )
+
+    engine: Annotated[Name, Aliases("infer_backend")] = Field(ENGINE, description="Inference engine")
 
     @model_validator(mode="before")
     @classmethod

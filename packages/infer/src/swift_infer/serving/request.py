@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -17,13 +18,21 @@ from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, check_generates, returns
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
-from swift.models import check_tokenizer, check_weights, locate_model, read_config, stored_pair_template
+from swift.models import (
+    check_tokenizer,
+    check_weights,
+    locate_model,
+    read_config,
+    stored_pair_template,
+    stored_yes_no_tokens,
+)
 from swift.models.adapter_file import ADAPTER_CONFIG
 from swift.models.files import SafetensorsFolder
+from swift.terminal import waiting
 from swift.untrusted import typed_path
+from swift_infer.servers.program import cache_folder
 from swift_infer.serving.fit import check_fit, read_adapter
 from swift_infer.serving.options import ServeOptions
-from swift_infer.serving.reranker import yes_no_question
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -60,7 +69,9 @@ def serve_request(
         adapters[name] = _adapter_of(path)
     for path in adapters.values():
         check_fit(path, folder)
-    question = yes_no_question(location, folder, say=say) if task == GENERATIVE_RERANKER else None
+    template, tokens = location.weights.chat_template or _pair_template(folder, task), None
+    if task == GENERATIVE_RERANKER:
+        template, tokens = yes_no_question(location, folder, say=say)
     return ServeRequest(
         model=folder,
         name=base,
@@ -71,14 +82,14 @@ def serve_request(
         dtype=_dtype(options.dtype, folder),
         max_length=options.max_length,
         system=location.system,
-        chat_template=question.template if question else location.weights.chat_template or _pair_template(folder, task),
+        chat_template=template,
         trust_remote_code=options.trust_remote_code,
         runtime_adapters=options.runtime_adapters,
         python=options.python,
         verbose=options.verbose,
         passed_on=passed_on,
         task=task,
-        decision_tokens=question.tokens if question else None,
+        decision_tokens=tokens,
         template_arguments={} if options.enable_thinking is None else {"enable_thinking": options.enable_thinking},
     )
 
@@ -118,6 +129,27 @@ def _pair_template(folder: Path, task: str) -> Path | None:
     Engines use one for the scores of pairs only where it is named: most models have templates that know no pairs.
     """
     return None if task == CAUSAL_LM else stored_pair_template(folder)
+
+
+def yes_no_question(
+    location: WeightsLocation, folder: Path, *, say: Callable[[str], None]
+) -> tuple[Path, tuple[str, str]]:
+    """Return a chat template that renders a query with a document, and the yes and no tokens, as strings.
+
+    The prompt is that of training, of the folder's own template, or else of Qwen3-Reranker.
+    """
+    with waiting("Reading the tokenizer"):
+        from swift.models import open_source
+        from swift_infer.yes_no import reranker_of
+
+        section = location.weights.model_copy(update={"path": str(folder)})
+        tokenizer = open_source(section, say=say).tokenizer
+        reranker = reranker_of(location.objective)
+        text = reranker.pair_template(tokenizer, location.system)
+        stored = None if location.objective else stored_yes_no_tokens(read_config(folder))
+        file = cache_folder() / f"pairs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jinja"
+        file.write_text(text, encoding="utf-8")
+        return file, stored or reranker.yes_no_tokens(tokenizer)
 
 
 def _named(text: str) -> tuple[str, Path]:

@@ -54,8 +54,45 @@ class Convert:
     options_model = ConvertOptions
 
     def run(self, options: ConvertOptions) -> int:
-        """Run the command; return the exit code."""
-        return convert(options)
+        """Import the checkpoint, or export it with --to; return the exit code."""
+        from swift.checkpoint import is_checkpoint
+
+        path, trusted = options.checkpoint, options.trust_remote_code
+        if options.expand_blocks is not None:
+            return _expand(options, options.expand_blocks)
+        if is_checkpoint(path):
+            if options.to is None:
+                raise UsageError(f"{path} is already a checkpoint of swift.", hint=f"To export it add --to {FORMATS}.")
+            if options.model or options.adapter_config or options.weights_only or options.task:
+                raise UsageError(
+                    "--to takes no other options than --out and --trust_remote_code.",
+                    hint="Leave the other options out.",
+                )
+            # Only now: these modules import torch, and mistakes should be reported at once.
+            from swift_migrate.convert.write import convert_to
+
+            convert_to(path, to=options.to, out=options.out, say=print_line, trust_remote_code=trusted)
+            return 0
+        if options.to is not None:
+            raise UsageError(
+                f"--to needs a checkpoint of swift, and {path} is not one.",
+                hint="Convert it without --to first, then convert the result.",
+            )
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is not a folder.", hint="Pass the folder that contains the checkpoint.")
+        from swift_migrate.convert.run import convert_checkpoint
+
+        convert_checkpoint(
+            path,
+            model=options.model,
+            out=options.out,
+            adapter_config=options.adapter_config,
+            say=print_line,
+            weights_only=options.weights_only,
+            trust_remote_code=trusted,
+            task=options.task,
+        )
+        return 0
 
 
 def _expand(options: ConvertOptions, blocks: int) -> int:
@@ -71,45 +108,4 @@ def _expand(options: ConvertOptions, blocks: int) -> int:
 
     trusted = options.trust_remote_code
     expand_blocks(options.checkpoint, blocks=blocks, out=options.out, say=print_line, trust_remote_code=trusted)
-    return 0
-
-
-def convert(options: ConvertOptions) -> int:
-    """Import the checkpoint, or export it with --to."""
-    from swift.checkpoint import is_checkpoint
-
-    path, trusted = options.checkpoint, options.trust_remote_code
-    if options.expand_blocks is not None:
-        return _expand(options, options.expand_blocks)
-    if is_checkpoint(path):
-        if options.to is None:
-            raise UsageError(f"{path} is already a checkpoint of swift.", hint=f"To export it add --to {FORMATS}.")
-        if options.model or options.adapter_config or options.weights_only or options.task:
-            raise UsageError(
-                "--to takes no other options than --out and --trust_remote_code.", hint="Leave the other options out."
-            )
-        # Only now: these modules import torch, and mistakes should be reported at once.
-        from swift_migrate.convert.write import convert_to
-
-        convert_to(path, to=options.to, out=options.out, say=print_line, trust_remote_code=trusted)
-        return 0
-    if options.to is not None:
-        raise UsageError(
-            f"--to needs a checkpoint of swift, and {path} is not one.",
-            hint="Convert it without --to first, then convert the result.",
-        )
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder.", hint="Pass the folder that contains the checkpoint.")
-    from swift_migrate.convert.run import convert_checkpoint
-
-    convert_checkpoint(
-        path,
-        model=options.model,
-        out=options.out,
-        adapter_config=options.adapter_config,
-        say=print_line,
-        weights_only=options.weights_only,
-        trust_remote_code=trusted,
-        task=options.task,
-    )
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ import torch
 
 from swift.config.sections import ModelSection
 from swift.errors import CheckpointError, ModelError
-from swift.export import ShardedSafetensorsWriter, TensorSpec, export_dtypes, main_dtype, put_in_place
+from swift.export import ShardedSafetensorsWriter, TensorSpec, export_dtypes, main_dtype
 from swift.models import HfSource, open_source
 from swift.models.quiet import quiet_libraries
 from swift.terminal import Say, say_nothing, waiting
+from swift_migrate.convert.write import new_folder
 
 _SHARD_BYTES = 5 * 10**9
 _LAST = re.compile(r"\b(?:[a-z_]*o_proj|out_proj|c_proj|dense|down_proj|dense_4h_to_h|w2|fc2|fc_out)\.(?:weight|bias)$")
@@ -82,17 +82,11 @@ def expand_blocks(path: Path, *, blocks: int, out: Path, say: Say, trust_remote_
         )
     expansion = Expansion(layers, blocks)
     stem = _stem_of_blocks(source, layers)
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with new_folder(out) as temporary:
         with waiting(f"Writing {out}"):
             _write(source, expansion, stem, temporary)
         with waiting("Comparing it with the model"):
             _compare(source, temporary, trust_remote_code=trust_remote_code)
-        put_in_place(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     trained = " ".join(f"{stem}{number}." for number in expansion.added)
     say(f"Expanded to {out}: {layers} + {blocks} blocks, with the same output.")
     command = f"swift sft --model {out} --train_type full --trainable_parameters {trained} --dataset DATA"

@@ -6,29 +6,34 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from swift.checkpoint import INVALID_VALUES, Manifest, checkpoint_folder, invalid_tensors, save_checkpoint
+from swift.checkpoint import (
+    INVALID_VALUES,
+    Manifest,
+    StoredTensors,
+    checkpoint_folder,
+    invalid_tensors,
+    save_checkpoint,
+)
 from swift.config.own_options import AdamOptions
 from swift.config.sections import Config, ModelSection
+from swift.contracts import CheckpointWriter, ThirdPartyCheckpoint
 from swift.errors import CheckpointError, PluginError, SwiftError
 from swift.export import write_model_weights
 from swift.models import HfSource, open_source
 from swift.models.quiet import quiet_libraries
-from swift.plugins import CHECKPOINT_MARKS, implements, install_command, load_plugin, plugin_names, read_third_party
+from swift.plugins import CHECKPOINT_MARKS, install_command, read_third_party
 from swift.terminal import Say, progress
 from swift.toolkit import ADAPTER, model_name, optim_name
 from swift.untrusted import shown
 from swift_migrate.convert.hf_folder import has_weights, is_whole, open_hf_folder
 from swift_migrate.convert.ms_swift import TrainingArgs, find_adapter_config, read_args
-from swift_migrate.convert.task import Found, model_settings, resume_command
-
-if TYPE_CHECKING:
-    from swift.checkpoint import StoredTensors
-    from swift.contracts import CheckpointWriter, ThirdPartyCheckpoint
+from swift_migrate.convert.task import model_settings, resume_command
+from swift_migrate.convert.write import backends_with
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 Adapter = Mapping[str, Any]
@@ -59,7 +64,7 @@ def convert_checkpoint(
         raise CheckpointError(
             f"{checkpoint_folder(out, third_party.step)} already exists.", hint="Choose another folder with --out."
         )
-    settings = model_settings(Found(path, third_party, adapter, args), model, task, say)
+    settings = model_settings(path, third_party, adapter, args, model=model, task=task, say=say)
     section = ModelSection(path=model, trust_remote_code=trust_remote_code, **settings)
     seed = Config().train.seed if args.seed is None else args.seed
     source = open_source(section, say=say, seed=seed)
@@ -181,13 +186,7 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> T
     readers: list[str] = []
     broken: list[PluginError] = []
     found: ThirdPartyCheckpoint | None
-    for backend_name in plugin_names("swift.backends"):
-        try:
-            backend = load_plugin("swift.backends", backend_name)
-            if not implements(backend, "swift_read_third_party"):
-                continue
-        except SwiftError:
-            continue  # `swift plugins --check` reports it
+    for backend_name, backend in backends_with("swift_read_third_party"):
         readers.append(backend_name)
         try:
             found = read_third_party(backend, path)

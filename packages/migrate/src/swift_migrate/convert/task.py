@@ -3,54 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
+from swift.contracts import ThirdPartyCheckpoint
 from swift.errors import CheckpointError
-from swift.models import read_config, settings_of_adapter, settings_of_folder
+from swift.models import HfSource, read_config, settings_of_adapter, settings_of_folder
 from swift.terminal import Say
 from swift.toolkit import ADAPTER, HEAD
 from swift_migrate.convert.hf_folder import PREFIX, HfFolder
 from swift_migrate.convert.ms_swift import TrainingArgs
 
-if TYPE_CHECKING:
-    from swift.contracts import ThirdPartyCheckpoint
-    from swift.models import HfSource
-
 _IN_MEMORY = (HEAD, f"{PREFIX}{HEAD.removesuffix('.weight')}.modules_to_save.{ADAPTER}.weight")
 """The head's name in checkpoints of engines: in a model, and in modules_to_save of an adapter."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A third-party checkpoint and the files next to it."""
-
-    path: Path
-    third_party: ThirdPartyCheckpoint
-    adapter: Mapping[str, Any] | None
-    args: TrainingArgs
-
-
-def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict[str, Any]:
+def model_settings(
+    path: Path,
+    third_party: ThirdPartyCheckpoint,
+    adapter: Mapping[str, Any] | None,
+    args: TrainingArgs,
+    *,
+    model: str,
+    task: str | None,
+    say: Say,
+) -> dict[str, Any]:
     """Return the task with its labels or pooling; the user's `task` takes precedence over files."""
-    stored = _stored(found, model)
-    chosen = task or found.args.task or str(stored["task"])
-    labels = _labels(found.third_party, expected=chosen in HEADED)
+    stored = settings_of_adapter(path, adapter) if adapter is not None else _stored(path, Path(model))
+    chosen = task or args.task or str(stored["task"])
+    labels = _labels(third_party, expected=chosen in HEADED)
     if labels is None:
         if chosen in HEADED:
             raise CheckpointError(
-                f"{found.path} has no head ({HEAD}), which task {chosen} needs.", hint=f"Type --task {CAUSAL_LM}"
+                f"{path} has no head ({HEAD}), which task {chosen} needs.", hint=f"Type --task {CAUSAL_LM}"
             )
         return {"task": chosen} | {key: stored[key] for key in ("pooling",) if chosen == EMBEDDING and key in stored}
     if chosen not in HEADED:
         chosen = "seq_cls"
-    config = read_config(found.path) if (found.path / "config.json").is_file() else {}
-    kind = found.args.problem_type or config.get("problem_type")
-    if labels == 1 and task is None and found.args.task is None:
+    config = read_config(path) if (path / "config.json").is_file() else {}
+    kind = args.problem_type or config.get("problem_type")
+    if labels == 1 and task is None and args.task is None:
         chosen, other = ("reward", "seq_cls") if kind is None else ("seq_cls", "reward")
-        say(f"The head in {found.path} returns one score, so its task is {chosen}. For {other} add --task {other}.")
+        say(f"The head in {path} returns one score, so its task is {chosen}. For {other} add --task {other}.")
     if chosen != "seq_cls":
         return {"task": chosen}
     return {"task": chosen, "num_labels": labels, "labels": _names(config, labels), "problem_type": kind}
@@ -68,11 +63,9 @@ def resume_command(source: HfSource, args: TrainingArgs) -> str:
     return f"swift sft {f'--task_type {objective}' if objective else f'--model.task {source.task}'}{labels}{pooling}"
 
 
-def _stored(found: Found, model: str) -> Mapping[str, Any]:
+def _stored(*folders: Path) -> Mapping[str, Any]:
     """Return the settings in the files of the checkpoint, or else of the base model."""
-    if found.adapter is not None:
-        return settings_of_adapter(found.path, found.adapter)
-    for folder in (found.path, Path(model)):
+    for folder in folders:
         if (folder / "config.json").is_file():
             return settings_of_folder(folder)
     return {"task": CAUSAL_LM}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swift.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 from swift.config.own_options import AdamOptions, LoraOptions
@@ -14,16 +14,21 @@ from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, TrainedState
 from swift.errors import CheckpointError, SwiftError, UsageError, did_you_mean
 from swift.export import base_of, export_checkpoint, put_in_place, stored_weights
-from swift.models import copy_tokenizer
+from swift.models import HfSource, copy_tokenizer
 from swift.models.quiet import quiet_libraries
-from swift.plugins import implements, install_command, load_plugin, open_hooks, plugin_names, write_third_party
+from swift.plugins import (
+    LoadedPlugin,
+    implements,
+    install_command,
+    load_plugin,
+    open_hooks,
+    plugin_names,
+    write_third_party,
+)
 from swift.terminal import Say
 from swift_migrate.convert.hf_folder import OPTIMIZER
 from swift_migrate.convert.stored_state import StoredState
 from swift_migrate.convert.trainer_folder import write_optimizer, write_trainer_state
-
-if TYPE_CHECKING:
-    from swift.models import HfSource
 
 Writer = Callable[[TrainedState, Path], None]
 
@@ -46,21 +51,28 @@ def convert_to(path: Path, *, to: str, out: Path, say: Say, trust_remote_code: b
     source = base_of(checkpoint, say, trust_remote_code=trust_remote_code)
     state = StoredState(checkpoint, source)
     say(f"Converting step {state.step} of {folder}")
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with new_folder(out) as temporary:
         if writer is None:
             _write_trainer(temporary, checkpoint, source, state, say)
         else:
             writer(state, temporary)
             if not state.slots():
                 say("The checkpoint has no AdamW state, so none was written.")
+    say(f"Converted ({to}) to {out}")
+    return out
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `out` when all of it is written."""
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
         put_in_place(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    say(f"Converted ({to}) to {out}")
-    return out
 
 
 def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state: StoredState, say: Say) -> None:
@@ -97,16 +109,19 @@ def _report_losses(source: HfSource, state: StoredState, say: Say) -> None:
         )
 
 
+def backends_with(hook: str) -> Iterator[tuple[str, LoadedPlugin]]:
+    """Yield the installed backends that implement a hook, by name."""
+    for name in plugin_names("swift.backends"):
+        with suppress(SwiftError):  # `swift plugins --check` reports it
+            backend = load_plugin("swift.backends", name)
+            if implements(backend, hook):
+                yield name, backend
+
+
 def _writer_of(name: str) -> Writer:
     """Return the writer of an installed backend."""
     known = [TRAINER, *MODELS]
-    for backend_name in plugin_names("swift.backends"):
-        try:
-            backend = load_plugin("swift.backends", backend_name)
-            if not implements(backend, "swift_write_third_party"):
-                continue
-        except SwiftError:
-            continue  # `swift plugins --check` reports it
+    for backend_name, backend in backends_with("swift_write_third_party"):
         if backend_name == name:
             return partial(write_third_party, backend)
         known.append(backend_name)

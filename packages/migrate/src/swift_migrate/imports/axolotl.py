@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from swift.config import names_in
 from swift_migrate.imports import grpo, trainer
 from swift_migrate.imports.recipe import RecipeImport, is_off, number, ratio
-from swift_migrate.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
+from swift_migrate.imports.rules import Table, absent, apply, as_flag, changed, choice, to, unneeded, when_on
 
 NAME = "axolotl"
 
@@ -69,13 +68,13 @@ TABLE: Table = {
     "resize_token_embeddings_to_32x": changed("embeddings are not resized"),
     "lr_quadratic_warmup": absent("the warm-up is linear"),
     "cosine_constant_lr_ratio": absent("write optim.schedule: wsd"),
-    **each(
+    **dict.fromkeys(
         ("lr_groups", "embedding_lr", "embedding_lr_scale"),
         absent("separate learning rates are not implemented"),
     ),
-    **each(("model_config", "overrides_of_model_config"), absent("edit the model's config.json")),
+    **dict.fromkeys(("model_config", "overrides_of_model_config"), absent("edit the model's config.json")),
     "rope_scaling": absent("set rope_scaling in the model's config.json"),
-    **each(
+    **dict.fromkeys(
         ("model_quantization_config", "model_quantization_config_kwargs"),
         changed("a quantized model is loaded by its config.json"),
     ),
@@ -90,10 +89,10 @@ TABLE: Table = {
     "trl": absent("applies only to online learning"),
     "use_onebitllms": absent("1-bit training is not implemented"),
     "pretraining_dataset": to("data.train"),
-    **each(("use_eaft", "eaft_alpha", "eaft_k", "ebft"), _LOSS),
-    **each(("use_wandb", "use_swanlab", "use_mlflow", "use_comet", "use_tensorboard", "use_trackio"),
+    **dict.fromkeys(("use_eaft", "eaft_alpha", "eaft_k", "ebft"), _LOSS),
+    **dict.fromkeys(("use_wandb", "use_swanlab", "use_mlflow", "use_comet", "use_tensorboard", "use_trackio"),
            changed("losses are in logging.jsonl, report.html and TensorBoard; --report_to selects trackers")),
-    **each(
+    **dict.fromkeys(
         (
             "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope", "liger_cross_entropy",
             "liger_fused_linear_cross_entropy", "liger_rms_norm_gated", "cut_cross_entropy", "lora_mlp_kernel",
@@ -109,7 +108,7 @@ TABLE: Table = {
         ),
         _SPEED,
     ),
-    **each(
+    **dict.fromkeys(
         (
             "model_type", "tokenizer_type", "tokenizer_config", "base_model_config", "tokenizer_use_fast",
             "tokenizer_legacy", "tokenizer_use_mistral_common", "is_falcon_derived_model", "is_llama_derived_model",
@@ -126,9 +125,9 @@ TABLE: Table = {
             "secrets", "branch", "dockerfile_commands", "memory", "timeout", "memory_preprocess", "timeout_preprocess",
             "use_ray", "ray_num_workers", "ray_run_name", "resources_per_worker", "nvfp4_merge_aware", "test_value",
             "image_size", "image_resize_algorithm", "freeze_mm_modules", "vllm", "relora_prune_ratio",
-            "relora_cpu_offload", "jagged_restart_steps", "jagged_restart_warmup_steps",
-            "jagged_restart_anneal_steps", "lisa_step_interval", "lisa_layers_attribute",
-            "fp8_enable_fsdp_float8_all_gather", "dataset_keep_in_memory",
+            "relora_cpu_offload", "jagged_restart_steps", "jagged_restart_warmup_steps", "jagged_restart_anneal_steps",
+            "lisa_step_interval", "lisa_layers_attribute", "fp8_enable_fsdp_float8_all_gather",
+            "dataset_keep_in_memory",
         ),
         _LIBRARY,
     ),
@@ -150,10 +149,10 @@ def translate(run: RecipeImport) -> None:
         run.set("model.attention", attention, "attn_implementation")
     elif attention is not None:
         run.changed("attn_implementation", attention, "the fastest kernel on the machine is used")
-    plugins = names_in(run.take("plugins") or [])
-    for plugin in plugins:
+    for plugin in names_in(run.take("plugins") or []):
         _plugin(run, plugin)
-    _parallel(run)
+    for key in trainer.parallel_sizes(run, _SIZES):
+        run.set("backend.name", "fsdp", key)
     trainer.sharding(run)
     trainer.resuming(run)
     trainer.trust(run)
@@ -169,16 +168,6 @@ def translate(run: RecipeImport) -> None:
     if run.get("tuner.kind") == "lora":
         run.default("tuner.dropout", 0.0)
         trainer.lora_defaults(run, 8, 8, 0.0, ["q_proj", "v_proj"])
-
-
-def _parallel(run: RecipeImport) -> None:
-    """Select FSDP2 for parallel sizes above 1."""
-    for key in _SIZES:
-        size = number(run.values.get(key))
-        if size is not None and size <= 1:
-            run.take(key)
-        elif size is not None:
-            run.set("backend.name", "fsdp", key)
 
 
 def _objective(run: RecipeImport) -> None:
@@ -307,13 +296,10 @@ def _name(run: RecipeImport, key: str, entry: Any) -> str | None:
         run.lose(f"{key}.type", kind, "a Python function makes the prompts: write its rows to a file, and use that")
     elif kind not in (None, "completion", "chat_template", "alpaca", "sharegpt") or isinstance(kind, dict):
         run.changed(f"{key}.type", kind, "swift detects columns by name: check with config show --sample 1")
-    first = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
-    if first is None:
-        run.lose(f"{key}.split", split, "only the split train, or its first N rows (NAME#N), can be read")
+    rows = trainer.first_rows(run, f"{key}.split", split)
     for name, value in entry.items():
         if name not in _HARMLESS and name != "split" and value not in (None, False, 1, "", []):
             run.lose(f"{key}.{name}", value, "a data set is read completely, or its first N rows (NAME#N)")
-    rows = f"#{first[1]}" if first is not None and first[1] else ""
     return f"{path}:{subset}{rows}" if subset else f"{path}{rows}"
 
 

@@ -10,7 +10,7 @@ from swift.data import DATASET_INFO_FILE
 from swift_migrate.imports import trainer
 from swift_migrate.imports.galore import LLAMA_FACTORY, low_rank
 from swift_migrate.imports.recipe import RecipeImport, is_off, number
-from swift_migrate.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
+from swift_migrate.imports.rules import Table, absent, apply, changed, choice, to, unneeded, when_on
 
 NAME = "LLaMA-Factory"
 
@@ -60,31 +60,32 @@ TABLE: Table = {
     "moe_aux_loss_coef": absent("the auxiliary loss of routers needs --backend megatron: backend.moe_aux_loss"),
     "add_special_tokens": absent("the vocabulary cannot be extended"),
     "use_kt": absent("KTransformers is not supported"),
-    **each(
+    **dict.fromkeys(
         (
             "oft_block_size", "oft_target", "oft_rank", "module_dropout", "kt_cpu_activation", "kt_config",
-            "num_expand",
-            "badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose",
+            "num_expand", "badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose",
             "badam_update_ratio", "freeze_trainable_modules", "freeze_extra_modules",
         ),
         unneeded("is an option of a method that is not imported"),
     ),
-    **each(("use_unsloth_gc", "use_v1_kernels"), changed("swift's kernels are used; model.liger selects Liger's")),
-    **each(("upcast_layernorm", "upcast_lmhead_output"), changed("trained weights are float32")),
-    **each(
+    **dict.fromkeys(
+        ("use_unsloth_gc", "use_v1_kernels"), changed("swift's kernels are used; model.liger selects Liger's")
+    ),
+    **dict.fromkeys(("upcast_layernorm", "upcast_lmhead_output"), changed("trained weights are float32")),
+    **dict.fromkeys(
         (
             "video_max_pixels", "video_min_pixels", "audio_sampling_rate",
         ),
         _MULTIMODAL,
     ),
-    **each(
+    **dict.fromkeys(
         (
-            "use_fast_tokenizer", "use_reentrant_gc", "include_effective_tokens_per_second",
-            "print_param_status", "ignore_pad_token_for_loss", "data_shared_file_system", "compute_accuracy",
-            "eval_on_each_dataset", "infer_backend", "pissa_convert", "pissa_iter", "create_new_adapter",
-            "ray_run_name", "ray_storage_path", "ray_num_workers", "placement_strategy", "resources_per_worker",
-            "use_kv_cache", "temperature", "top_p", "top_k", "max_new_tokens",
-            "do_sample", "num_beams", "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "asft_alpha", "eaft_alpha",
+            "use_fast_tokenizer", "use_reentrant_gc", "include_effective_tokens_per_second", "print_param_status",
+            "ignore_pad_token_for_loss", "data_shared_file_system", "compute_accuracy", "eval_on_each_dataset",
+            "infer_backend", "pissa_convert", "pissa_iter", "create_new_adapter", "ray_run_name", "ray_storage_path",
+            "ray_num_workers", "placement_strategy", "resources_per_worker", "use_kv_cache", "temperature", "top_p",
+            "top_k", "max_new_tokens", "do_sample", "num_beams", "fp8_backend", "fp8_enable_fsdp_float8_all_gather",
+            "asft_alpha", "eaft_alpha",
         ),
         unneeded("configures LLaMA-Factory itself, and does not change the training"),
     ),

@@ -16,7 +16,7 @@ from swift_migrate.flags.environment import IGNORED_MEDIA_VARIABLES, MEDIA_VARIA
 from swift_migrate.imports import gkd, grpo, ppo, trainer
 from swift_migrate.imports.galore import MS_SWIFT, low_rank
 from swift_migrate.imports.recipe import RecipeImport, is_off, number, ratio
-from swift_migrate.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded
+from swift_migrate.imports.rules import Table, absent, apply, as_flag, changed, choice, to, unneeded
 
 NAME = "ms-swift"
 
@@ -45,32 +45,27 @@ TABLE: Table = {
     "template": changed(trainer.TEMPLATE),
     **{variable: unneeded(f"is not read: {why}") for variable, why in IGNORED_MEDIA_VARIABLES.items()},
     **{variable: to(key) for variable, key in MEDIA_VARIABLES.items()},
-    **each(
+    **dict.fromkeys(
         (
             "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams", "stream",
-            "stop_words",
-            "infer_backend", "vllm_max_model_len", "logprobs", "max_batch_size", "eval_use_evalscope",
+            "stop_words", "infer_backend", "vllm_max_model_len", "logprobs", "max_batch_size", "eval_use_evalscope",
         ),
         _GENERATING,
     ),
-    **each(
+    **dict.fromkeys(
         (
-            "write_batch_size", "experts_impl", "move_model_batches",
-            "download_mode",
-            "ds3_gather_for_generation", "local_repo_path", "init_strategy",
+            "write_batch_size", "experts_impl", "move_model_batches", "download_mode", "ds3_gather_for_generation",
+            "local_repo_path", "init_strategy",
         ),
         _FASTER,
     ),
-    **each(
+    **dict.fromkeys(
         (
-            "use_flash_ckpt",
-            "load_args", "load_data_args", "ignore_args_error", "swanlab_project", "swanlab_exp_name",
-            "swanlab_mode", "swanlab_workspace", "wandb_project", "wandb_exp_name",
-            "max_shard_size", "template_mode",
-            "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix",
-            "model_info", "model_meta", "model_dir", "hub", "ckpt_dir", "training_args",
-            "val_dataset_shuffle", "disable_auto_column_mapping", "port", "host",
-            "dataset_info", "eval_generation_config", "eval_dataset_args", "eval_limit",
+            "use_flash_ckpt", "load_args", "load_data_args", "ignore_args_error", "swanlab_project", "swanlab_exp_name",
+            "swanlab_mode", "swanlab_workspace", "wandb_project", "wandb_exp_name", "max_shard_size", "template_mode",
+            "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix", "model_info", "model_meta",
+            "model_dir", "hub", "ckpt_dir", "training_args", "val_dataset_shuffle", "disable_auto_column_mapping",
+            "port", "host", "dataset_info", "eval_generation_config", "eval_dataset_args", "eval_limit",
             "swift_version",
         ),
         unneeded("configures ms-swift itself, and does not change the training"),
@@ -79,25 +74,22 @@ TABLE: Table = {
 
 MEGATRON: Table = {
     **TABLE,
-    **each(
+    **dict.fromkeys(
         ("no_save_optim", "no_save_rng", "optimizer_cpu_offload", "optimizer_offload_fraction"),
         unneeded("changes only memory or checkpoints"),
     ),
     "mcore_model": absent("set model.path to a folder in Hugging Face format"),
     "mcore_adapter": absent("set tuner.adapter to a PEFT adapter"),
-    **each(
+    **dict.fromkeys(
         (
-            "bias_activation_fusion",
-            "offload_bridge", "linear_decoupled_in_proj",
-            "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype",
-            "offload_model", "offload_optimizer", "microbatch_group_size_per_vp_stage",
+            "bias_activation_fusion", "offload_bridge", "linear_decoupled_in_proj", "exp_avg_dtype", "exp_avg_sq_dtype",
+            "main_grads_dtype", "main_params_dtype", "offload_model", "offload_optimizer",
+            "microbatch_group_size_per_vp_stage",
         ),
         unneeded("changes only speed, memory or rounding; see the section backend"),
     ),
-    **each(
-        ("use_persistent_ckpt_worker",
-         "dist_ckpt_save_pre_mcore_014", ),
-        unneeded("swift has its own checkpoint format"),
+    **dict.fromkeys(
+        ("use_persistent_ckpt_worker", "dist_ckpt_save_pre_mcore_014"), unneeded("swift has its own checkpoint format")
     ),
 }  # fmt: skip
 

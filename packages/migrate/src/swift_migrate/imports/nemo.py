@@ -98,12 +98,7 @@ def translate(run: RecipeImport) -> None:
     _data(run)
     _optimizer(run)
     _distributed(run)
-    trusted = run.take("model.trust_remote_code")
-    if not is_off(trusted):
-        run.changed(
-            "model.trust_remote_code", trusted, "a file cannot allow it; add the flag if you trust the model's code"
-        )
-        run.flags.append("--trust_remote_code true")
+    trainer.trust(run, "model.")
     _precision(run)
     size = number(run.take("packed_sequence.packed_sequence_size"))
     if size:
@@ -148,20 +143,12 @@ def _data(run: RecipeImport) -> None:
     )
     subset, split = run.take("dataset.subset", "dataset.name"), str(run.take("dataset.split") or "train")
     rows = number(run.take("dataset.num_samples_limit", "dataset.limit_dataset_samples"))
-    first = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
-    if first is None:
-        run.lose("dataset.split", split, "only the split train, or its first N rows (NAME#N), can be read")
-    elif first[1]:
-        rows = number(first[1])
+    tail = trainer.first_rows(run, "dataset.split", split) or (f"#{int(rows)}" if rows else "")
     if name is None:
         run.lose("dataset._target_", built, "its data is unknown: set data.train")
     else:
-        tail = f"#{int(rows)}" if rows else ""
-        run.set(
-            "data.train",
-            [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in names_in(name)],
-            "dataset",
-        )
+        names = names_in(name)
+        run.set("data.train", [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in names], "dataset")
     if built in ("HellaSwag", "make_squad_dataset"):
         run.lose("dataset._target_", built, "these columns are not supported: convert them to messages")
     elif built:
@@ -188,14 +175,9 @@ def _distributed(run: RecipeImport) -> None:
     strategy = run.take("distributed.strategy")
     if any(name.startswith("distributed.") for name in run.values) or strategy is not None:
         run.set("backend.name", "fsdp", "distributed.strategy")
-    sizes = ("tp", "cp", "pp", "ep", "dp", "dp_replicate")
-    for name in sizes:
-        key = f"distributed.{name}_size"
-        size = number(run.values.get(key))
-        if key in run.values and (size is None or size <= 1):
-            run.take(key)
-    for key in ("distributed.pp_size", "distributed.ep_size"):
-        if key in run.values:
+    sizes = (f"distributed.{name}_size" for name in ("tp", "cp", "pp", "ep", "dp_replicate"))
+    for key in trainer.parallel_sizes(run, sizes):
+        if key in ("distributed.pp_size", "distributed.ep_size"):
             run.set("backend.name", "megatron", key)
     run.take("distributed.dp_size")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from swift_migrate.imports import grpo
 from swift_migrate.imports.recipe import RecipeImport
-from swift_migrate.imports.rules import Table, absent, each, unneeded
+from swift_migrate.imports.rules import Table, absent, unneeded
 
 _DEFAULTS: Mapping[str, Any] = {
     "num_generations": 1,
@@ -26,11 +26,11 @@ _TABLE: Table = {
     "stop_token": unneeded("a completion ends with the model's end-of-turn token"),
     "stop_token_id": absent("a completion ends with the end-of-turn token; set objective.stop_words for others"),
     "total_episodes": absent("set train.max_steps or train.epochs"),
-    **each(
+    **dict.fromkeys(
         ("reward_shaping_enable_length", "reward_shaping_enable_repetition", "reward_shaping_enable_eos"),
         absent("set objective.reward_funcs to reward functions for length, repetition and end of text", "false"),
     ),
-    **each(
+    **dict.fromkeys(
         (
             "reward_shaping_length_coef", "reward_shaping_repetition_coef", "reward_shaping_repetition_ngram",
             "reward_shaping_eos_bonus", "reward_shaping_eos_missing_penalty", "reward_shaping_eos_min_len",
@@ -38,7 +38,7 @@ _TABLE: Table = {
         ),
         unneeded("belongs to a reward that another setting turns on"),
     ),
-    **each(
+    **dict.fromkeys(
         ("exp_name", "world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size",
          "local_mini_batch_size", "mini_batch_size"),
         unneeded("follows from the other settings"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from swift.contracts import ThirdPartyRun
@@ -11,15 +10,7 @@ from swift_migrate.imports.media import note_media
 from swift_migrate.imports.recipe import RecipeImport
 from swift_migrate.imports.sources import read_file, read_script
 
-TRANSLATIONS: dict[str, Callable[[RecipeImport], None]] = {
-    llama_factory.NAME: llama_factory.translate,
-    axolotl.NAME: axolotl.translate,
-    trl.NAME: trl.translate,
-    ms_swift.NAME: ms_swift.translate,
-    trainer.NAME: trainer.translate,
-    torchtune.NAME: torchtune.translate,
-    nemo.NAME: nemo.translate,
-}
+_PROGRAMS = {each.NAME: each for each in (axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl)}
 
 
 def read(source: str) -> list[ThirdPartyRun]:
@@ -35,6 +26,6 @@ def read(source: str) -> list[ThirdPartyRun]:
 def translated(recipe: ThirdPartyRun) -> RecipeImport:
     """Return a run in swift's keys."""
     run = RecipeImport(recipe)
-    TRANSLATIONS[recipe.program](run)
+    _PROGRAMS[recipe.program].translate(run)
     note_media(run)
     return run

@@ -5,7 +5,7 @@ A key without a rule that is also one of swift's flags is read as that flag.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift.config import core_fields, names_in, read_flag, read_third_party_flag
@@ -75,11 +75,6 @@ def absent(reason: str, harmless: str = "") -> Rule:
             run.lose(name, value, reason)
 
     return rule
-
-
-def each(names: Iterable[str], rule: Rule) -> dict[str, Rule]:
-    """Return the same rule for several keys."""
-    return dict.fromkeys(names, rule)
 
 
 def as_flag(run: RecipeImport, name: str, value: Any) -> bool:

@@ -47,6 +47,8 @@ class _Script:
         self._argv: list[str] = []
         self._started = 1
         self._word: str | None = None
+        self._array: tuple[str, list[str]] | None = None
+        """The name of the array that is being read, and the words before it."""
         self._drop = False
         """Whether the next word is the file of a redirection."""
 
@@ -56,7 +58,7 @@ class _Script:
             if self._step() and (found := self._finished()):
                 yield found
         self._end_word()
-        if found := self._finished():
+        if self._array is None and (found := self._finished()):
             yield found
 
     def _step(self) -> bool:
@@ -99,8 +101,14 @@ class _Script:
 
     def _separator(self, letter: str) -> bool:
         previous = self._text[self._at - 2 : self._at - 1]
-        if letter == "(" and self._word is not None and self._word.endswith("="):
-            self._array(self._word[:-1])
+        if letter == "(" and self._word is not None and self._word.endswith("="):  # NAME=(a b c)
+            self._array, self._argv, self._word = (self._word[:-1], self._argv), [], None
+            return False
+        if self._array is not None:
+            self._end_word()
+            if letter == ")":
+                name, outer = self._array
+                self._variables[name], self._argv, self._array = self._argv, outer, None
             return False
         if letter == "&" and previous == ">":
             return False  # 2>&1: what follows is no command
@@ -187,25 +195,6 @@ class _Script:
     def _number(self, word: str) -> str:
         values = self._variables.get(word.strip("${}"))
         return values[0] if values else word
-
-    def _array(self, name: str) -> None:
-        """Read `NAME=(a b c)`."""
-        self._word = None
-        outer, self._argv = self._argv, []
-        while self._at < len(self._text) and self._text[self._at] != ")":
-            letter = self._text[self._at]
-            self._at += 1
-            if letter == "\n":
-                self._line += 1
-            if letter.isspace():
-                self._end_word()
-            elif letter == "#" and self._word is None:
-                self._at = self._find("\n")
-            else:
-                self._part(letter)
-        self._at += 1
-        self._end_word()
-        self._variables[name], self._argv = self._argv, outer
 
     def _add(self, text: str) -> None:
         if self._word is None and not self._argv:

@@ -8,7 +8,7 @@ from swift.config import names_in
 from swift_migrate.imports import trainer
 from swift_migrate.imports.components import adam, last_name, skip_own_objects
 from swift_migrate.imports.recipe import RecipeImport, is_off, number
-from swift_migrate.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded
+from swift_migrate.imports.rules import Table, absent, apply, changed, choice, to, unneeded
 
 NAME = "torchtune"
 
@@ -88,12 +88,12 @@ TABLE: Table = {
     "model.use_dora": to("tuner.dora"),
     "keep_last_n_checkpoints": to("checkpoint.keep"),
     "checkpointer.keep_last_n_checkpoints": to("checkpoint.keep"),
-    **each(
+    **dict.fromkeys(
         ("enable_activation_offloading", "fsdp_reshard_after_forward", "ac_mode", "ac_option", "use_flex",
          "memory_efficient_fsdp_wrap", "low_cpu_ram", "data_parallel_shard_dim"),
         unneeded("changes only speed or memory"),
     ),
-    **each(
+    **dict.fromkeys(
         ("device", "log_peak_memory_stats", "log_level", "name", "base_model_path", "save_every_n_epochs",
          "use_distributed_state_dict", "enable_async_checkpointing", "save_last_epoch_only", "collate_fn",
          "debug_logging_enabled", "debug_num_samples_per_step", "dataset_val", "recipe", "cudnn_deterministic_mode"),

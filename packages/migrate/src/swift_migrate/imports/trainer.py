@@ -6,6 +6,7 @@ Arguments that are also flags of swift are not listed here, but in `swift.config
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from swift.config import names_in
 from swift.errors import NotTrainable
 from swift.plugins import plugin_names
 from swift_migrate.imports.recipe import RecipeImport, is_off, number, ratio
-from swift_migrate.imports.rules import Table, absent, apply, as_flag, choice, each, secret, unneeded
+from swift_migrate.imports.rules import Table, absent, apply, as_flag, choice, secret, unneeded
 
 NAME = "Hugging Face Trainer"
 
@@ -55,43 +56,36 @@ NO_OPTIMIZER = (
 )
 
 TABLE: Table = {
-    **each(
+    **dict.fromkeys(
         (
-            "local_rank",
-            "use_mps_device",
-            "ddp_static_graph", "debug",
-            "restore_callback_states_from_checkpoint", "enable_jit_checkpoint", "past_index",
-            "half_precision_backend", "fp16_opt_level", "fp16_backend",
-            "include_inputs_for_metrics",
-            "use_legacy_prediction_loop", "tpu_num_cores", "tpu_metrics_debug", "mp_parameters", "_n_gpu",
-            "distributed_state", "deepspeed_plugin", "use_cache", "run_id", "ray_scope",
-            "jit_mode_eval",
-            "use_ipex", "xpu_backend", "torchdynamo", "project",
+            "local_rank", "use_mps_device", "ddp_static_graph", "debug", "restore_callback_states_from_checkpoint",
+            "enable_jit_checkpoint", "past_index", "half_precision_backend", "fp16_opt_level", "fp16_backend",
+            "include_inputs_for_metrics", "use_legacy_prediction_loop", "tpu_num_cores", "tpu_metrics_debug",
+            "mp_parameters", "_n_gpu", "distributed_state", "deepspeed_plugin", "use_cache", "run_id", "ray_scope",
+            "jit_mode_eval", "use_ipex", "xpu_backend", "torchdynamo", "project",
         ),
         _LIBRARY,
     ),
-    **each(
+    **dict.fromkeys(
         (
-            "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push",
-            "hub_revision", "hub_model_revision", "push_to_hub_model_id", "push_to_hub_organization",
-            "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
+            "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision", "hub_model_revision",
+            "push_to_hub_model_id", "push_to_hub_organization", "trackio_space_id", "trackio_bucket_id",
+            "trackio_static_space_id",
         ),
         _REPOSITORY,
     ),
     "push_to_hub": UPLOADING,
-    **each(_TOKENS, secret("belongs in the environment (HF_TOKEN), not in a file")),
-    **each(
+    **dict.fromkeys(_TOKENS, secret("belongs in the environment (HF_TOKEN), not in a file")),
+    **dict.fromkeys(
         (
-            "eval_do_concat_batches",
-            "skip_memory_metrics", "plot_loss", "eval_delay",
+            "eval_do_concat_batches", "skip_memory_metrics", "plot_loss", "eval_delay",
         ),
         _LOGGING,
     ),
-    **each(
+    **dict.fromkeys(
         (
-            "dataloader_multiprocessing_context",
-            "dataloader_in_order", "torch_empty_cache_steps",
-            "bf16_full_eval", "fp16_full_eval", "liger_kernel_config",
+            "dataloader_multiprocessing_context", "dataloader_in_order", "torch_empty_cache_steps", "bf16_full_eval",
+            "fp16_full_eval", "liger_kernel_config",
         ),
         _SPEED,
     ),
@@ -208,18 +202,14 @@ def schedule(run: RecipeImport) -> None:
 
 
 def _cosine_with_floor(run: RecipeImport, kind: str, options: dict[str, Any]) -> None:
-    rate, floor, peak = number(options.get("min_lr_rate")), number(options.get("min_lr")), _peak(run)
+    rate, floor = number(options.get("min_lr_rate")), number(options.get("min_lr"))
     run.set("optim.schedule", "cosine", "lr_scheduler_type")
-    if rate is None and floor is not None and peak:
-        rate = ratio(floor, peak)
+    if rate is None and floor is not None:
+        rate = ratio(floor, number(run.values.get("learning_rate")) or 5e-5)
     if rate is not None:
         run.set("optim.min_lr_ratio", rate, "lr_scheduler_kwargs")
     else:
         run.lose("lr_scheduler_type", kind, "min_lr is missing: set optim.min_lr_ratio")
-
-
-def _peak(run: RecipeImport) -> float | None:
-    return number(run.values.get("learning_rate")) or 5e-5
 
 
 def saving(run: RecipeImport) -> None:
@@ -313,12 +303,31 @@ def resuming(run: RecipeImport) -> None:
         run.lose("resume_from_checkpoint", checkpoint, how)
 
 
-def trust(run: RecipeImport) -> None:
+def trust(run: RecipeImport, section: str = "") -> None:
     """Move the permission to run a model's Python code to the command line, since a file cannot allow it."""
-    allowed = run.take("trust_remote_code", "trust_remote_code_model")
+    key = f"{section}trust_remote_code"
+    allowed = run.take(key, "trust_remote_code_model")
     if not is_off(allowed):
-        run.changed("trust_remote_code", allowed, "a file cannot allow it; add the flag if you trust the model's code")
+        run.changed(key, allowed, "a file cannot allow it; add the flag if you trust the model's code")
         run.flags.append("--trust_remote_code true")
+
+
+def first_rows(run: RecipeImport, key: str, split: str) -> str:
+    """Return what follows the name of a data set for the split train, or `#N` for its first rows."""
+    found = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
+    if found is None:
+        run.lose(key, split, "only the split train, or its first N rows (NAME#N), can be read")
+    return f"#{found[1]}" if found is not None and found[1] else ""
+
+
+def parallel_sizes(run: RecipeImport, keys: Iterable[str]) -> Iterator[str]:
+    """Remove sizes that divide nothing, and yield the keys of the others."""
+    for key in keys:
+        size = number(run.values.get(key))
+        if is_off(run.values.get(key)) or (size is not None and size <= 1):
+            run.take(key)
+        else:
+            yield key
 
 
 def refuse(run: RecipeImport, what: str) -> NotTrainable:

@@ -11,7 +11,7 @@ from swift.errors import ConfigError
 from swift.untrusted import open_regular
 from swift_migrate.imports import gkd, grpo, ppo, trainer
 from swift_migrate.imports.recipe import RecipeImport, is_off, number
-from swift_migrate.imports.rules import Table, absent, apply, changed, each, to, unneeded
+from swift_migrate.imports.rules import Table, absent, apply, changed, to, unneeded
 
 NAME = "TRL"
 
@@ -51,14 +51,13 @@ TABLE: Table = {
     "ref_model_init_kwargs": changed("the reference is the model at the start of training"),
     "generate_during_eval": changed("evaluation measures losses; to generate text use swift infer"),
     "ignore_bias_buffers": unneeded("applies to a library that swift does not use"),
-    **each(
+    **dict.fromkeys(
         (
-            "dataset_batch_size", "precompute_ref_batch_size",
-            "use_bnb_nested_quant", "lora_task_type", "label_pad_token_id", "padding_value",
-            "is_encoder_decoder", "f_alpha_divergence_coef", "discopop_tau", "ref_model_mixup_alpha",
-            "ref_model_sync_steps", "eval_packing", "chars_per_token", "num_of_sequences", "trace", "log_completions",
-            "ref_adapter_name", "model_adapter_name", "force_use_ref_model", "wandb_entity", "wandb_project",
-            "wandb_run_group", "env",
+            "dataset_batch_size", "precompute_ref_batch_size", "use_bnb_nested_quant", "lora_task_type",
+            "label_pad_token_id", "padding_value", "is_encoder_decoder", "f_alpha_divergence_coef", "discopop_tau",
+            "ref_model_mixup_alpha", "ref_model_sync_steps", "eval_packing", "chars_per_token", "num_of_sequences",
+            "trace", "log_completions", "ref_adapter_name", "model_adapter_name", "force_use_ref_model", "wandb_entity",
+            "wandb_project", "wandb_run_group", "env",
         ),
         unneeded("configures TRL itself, and does not change the training"),
     ),

@@ -22,7 +22,7 @@ from swift_ui.acting.runs import RunActions, stop_run
 from swift_ui.guard import read_object
 from swift_ui.looking.api import reader, run_of
 from swift_ui.looking.index import key_of
-from swift_ui.settings import UiSettings
+from swift_ui.options import UiSettings
 
 PRESETS = [
     {"name": name, "description": description, "command": command, "values": values}
@@ -171,11 +171,6 @@ class ActingApi:
         content = await read_object(request)
         job = self.jobs.find(request.path_params["id"])
         return StreamingResponse(sessions.chat(self.jobs, job, content), media_type="application/x-ndjson")
-
-
-def routes(settings: UiSettings) -> list[Route]:
-    """Return the routes of these handlers."""
-    return ActingApi(settings).routes()
 
 
 def _strings(value: Any) -> dict[str, str]:

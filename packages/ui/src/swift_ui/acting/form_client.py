@@ -6,16 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
-from swift.contracts import ExpectedMemory
+from pydantic import TypeAdapter
+
 from swift.errors import SwiftError, UsageError
-from swift.forms import CheckedCommand, FormField, FormSection
+from swift.forms import CheckedCommand, FormSection
 
 PATIENCE = 60.0
 """Seconds to wait for a response: the first one of a plugin may import much."""
+_SECTIONS, _CHECKED = TypeAdapter(list[FormSection]), TypeAdapter(CheckedCommand)
 
 
 class FormClient:
@@ -31,12 +32,13 @@ class FormClient:
         key = json.dumps([command_name, sorted(selected.items())])
         if key not in self._forms:
             response = self._request({"kind": "form", "command": command_name, "selected": dict(selected)})
-            self._forms[key] = [_section(each) for each in response["sections"]]
+            self._forms[key] = _SECTIONS.validate_python(response["sections"])
         return self._forms[key]
 
     def check(self, argv: Sequence[str], *, expect: bool = False) -> CheckedCommand:
         """Return the effects of a command, or raise its error."""
-        return _checked(self._request({"kind": "check", "argv": list(argv), "expect": expect})["checked"])
+        response = self._request({"kind": "check", "argv": list(argv), "expect": expect})
+        return _CHECKED.validate_python(response["checked"])
 
     def close(self) -> None:
         """End the worker."""
@@ -76,23 +78,3 @@ class FormClient:
         finally:
             timeout.cancel()
         return response
-
-
-def _section(content: Mapping[str, Any]) -> FormSection:
-    fields = tuple(FormField(**{**each, "choices": tuple(each["choices"])}) for each in content["fields"])
-    return FormSection(content["name"], content["title"], fields, content["problem"])
-
-
-def _checked(content: Mapping[str, Any]) -> CheckedCommand:
-    expected, folder = content["expected"], content["run_folder"]
-    return CheckedCommand(
-        content["command"],
-        tuple(content["notes"]),
-        content["processes"],
-        tuple(map(Path, content["writes"])),
-        None if folder is None else Path(folder),
-        tuple(content["trusts"]),
-        tuple(content["hosts"]),
-        tuple(content["sends"]),
-        None if expected is None else ExpectedMemory(**expected),
-    )

@@ -7,8 +7,7 @@ from pathlib import Path
 from swift.errors import UsageError
 from swift.forms import CheckedCommand
 from swift.untrusted import shown
-from swift_ui.options import LOCAL_HOSTS
-from swift_ui.settings import UiSettings
+from swift_ui.options import LOCAL_HOSTS, UiSettings
 
 TRAINING = ("pt", "sft", "rlhf", "train")
 BUILTIN_COMMANDS = (*TRAINING, "export", "eval", "infer", "serve")

@@ -37,12 +37,11 @@ class RunActions:
         job = jobs.of_run(folder)
         alive = alive or (job is not None and job.alive)
         checkpoints = tuple(checkpoints_of(folder))
-        resume = (
-            ()
-            if alive or completed or not checkpoints or not (folder / CONFIG_FILE).is_file()
-            else _resume(folder, checkpoints)
-        )
-        return cls(alive, job, checkpoints, resume)
+        resume: list[str] = []
+        if not alive and not completed and checkpoints and (folder / CONFIG_FILE).is_file():
+            optimizer_state = _has_optimizer_state(folder)
+            resume = resume_argv(folder, checkpoints[0], processes=_processes(folder), optimizer_state=optimizer_state)
+        return cls(alive, job, checkpoints, tuple(resume))
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -61,12 +60,6 @@ def stop_run(folder: Path, jobs: JobStore, *, now: bool) -> None:
     if holder is None or not holder.alive:
         raise UsageError("This run is not training on this machine.")
     end_process(holder.process, now=now)
-
-
-def _resume(folder: Path, checkpoints: tuple[Path, ...]) -> tuple[str, ...]:
-    return tuple(
-        resume_argv(folder, checkpoints[0], processes=_processes(folder), optimizer_state=_has_optimizer_state(folder))
-    )
 
 
 def _processes(folder: Path) -> int:

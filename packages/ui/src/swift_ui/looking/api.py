@@ -68,11 +68,8 @@ class RunReader:
             "folder": str(folder),
             "state": state.as_json(),
             "figures": figures,
-            "facts": self._facts(folder),
+            "facts": self.index.once(folder, lambda: view.short_facts(view.arguments(folder))),
         }
-
-    def _facts(self, folder: Path) -> dict[str, Any]:
-        return self.index.once(folder, lambda: view.short_facts(view.arguments(folder)))
 
 
 class RunResponse(JSONResponse):
@@ -201,11 +198,8 @@ def _compare(request: Request) -> Response:
         names |= dict.fromkeys(lines.columns)
         rows.append({**runs.row(key, folder), "series": lines.series(most=most)})
     settings = [view.settings_of(view.arguments(folder)) for folder in folders]
-    return RunResponse({"runs": rows, "charts": _charts_of_all(names), "differences": view.differences(settings)})
-
-
-def _charts_of_all(names: dict[str, None]) -> list[dict[str, Any]]:
-    return charts_of([dict.fromkeys(names, 1.0)])
+    charts = charts_of([dict.fromkeys(names, 1.0)])
+    return RunResponse({"runs": rows, "charts": charts, "differences": view.differences(settings)})
 
 
 def _bounds(request: Request) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ class RunEvents:
         while True:
             if look % STATE_EVERY == 0:
                 state = await asyncio.to_thread(self._states.state, self._folder)
-                if _differs(state, sent):
-                    sent = state
+                # The newest step and its time are in `lines` events.
+                known = replace(state, step=0, total_steps=0, updated=0.0, host="")
+                if known != sent:
+                    sent = known
                     yield self._event("state", state.as_json())
             for event in await asyncio.to_thread(self._new):
                 yield event
@@ -69,15 +72,3 @@ class RunEvents:
 
     def _event(self, name: str, data: dict[str, Any]) -> bytes:
         return f"event: {name}\nid: {self._lines.position}\n".encode() + b"data: " + as_json(data) + b"\n\n"
-
-
-def _differs(state: RunState, sent: RunState | None) -> bool:
-    """Return whether more than the newest step changed, which `lines` events have."""
-    if sent is None:
-        return True
-    return (state.name, state.cause, state.started, state.process) != (
-        sent.name,
-        sent.cause,
-        sent.started,
-        sent.process,
-    )

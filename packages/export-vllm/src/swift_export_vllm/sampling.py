@@ -1,14 +1,14 @@
-"""Whose log-probabilities vLLM returns. It is a setting of the whole engine, not of a request."""
+"""How vLLM samples, and whose log-probabilities it returns: a setting of the whole engine, not of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from swift.contracts import Score
+from swift.contracts import Sampling, Score
 
 Kind = Literal["model", "sampled"]
 KINDS: Mapping[str, Kind] = {"raw_logprobs": "model", "processed_logprobs": "sampled"}
@@ -19,6 +19,20 @@ DISTRIBUTIONS: Mapping[str, str] = {
 }
 _COLD, _WARM = 0.5, 2.0
 _SAME = 1e-4
+
+
+def sampling_settings(sampling: Sampling, index: int, end_tokens: Sequence[int]) -> dict[str, Any]:
+    """Return the settings of a request, for `vllm.SamplingParams` or a server."""
+    return {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p if sampling.top_p > 0 else 1e-9,
+        "top_k": sampling.top_k,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed_of(index) if sampling.temperature > 0 else None,
+        "stop_token_ids": end_tokens,
+        "logprobs": 0,
+    }
 
 
 def kind_of(likeliest: Callable[[float], float]) -> Kind | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_plan.memory import Activations, KeptState, Stage, StagesOf, split
 from swift_plan.traffic import model_traffic, step_traffic
-from swift_plan.workload import TrainedCount, Workload
+from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift.contracts import ProcessLayout, Traffic
@@ -47,10 +47,7 @@ class CountedPlan:
         run = backend.run(
             parallel, world, micro_batch=micro_batch, accumulation=accumulation, gradient_checkpointing=recompute
         )
-        counts = StagesOf(
-            shape, TrainedCount(backend, shape, workload), workload, backend.slot_bytes((shape.hidden, shape.hidden))
-        )
-        held = counts.under(layout, split(shape.layers, layout.pp, layout.vpp))
+        held = StagesOf(backend, shape, workload).under(layout, split(shape.layers, layout.pp, layout.vpp))
         activations = Activations(backend, run, shape, workload)
         tokens = micro_batch * workload.row_tokens / layout.sequence
         peaks = []
