@@ -51,8 +51,8 @@ def completion_mask(counts: torch.Tensor) -> torch.Tensor:
     return (torch.arange(width) >= width - counts[:, None]).long()
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "hinge", "ipo"])
-def test_dpo(loss):
+@pytest.mark.parametrize(("loss", "flat"), [("sigmoid", True), ("hinge", False), ("ipo", True)])
+def test_dpo(loss, flat):
     from trl.trainer.dpo_trainer import DPOTrainer
 
     samples = pairs()
@@ -72,7 +72,7 @@ def test_dpo(loss):
     )  # fmt: skip
     expected = DPOTrainer._compute_loss(theirs, PreparedModel(logps.t().flatten()), inputs, False)
     objective = Dpo(DpoOptions(loss=loss, beta=0.3))
-    sums = sums_of(objective, samples)
+    sums = sums_of(objective, samples, flat=flat)
     torch.testing.assert_close(sums.loss / objective.row_weight(samples), expected)
     metrics = theirs._metrics["train"]
     for name, key in {
