@@ -104,37 +104,3 @@ def test_critic_learns_from_one_completion_per_prompt(tmp_path: Path, critic: st
     found = shares(tmp_path, "share", **PPO, **CRITICS[critic])
     assert found[0] < 0.05
     assert found[-1] > 0.9
-
-
-@pytest.mark.parametrize("objective", tiered(("grpo", "ppo"), (), ("ppo",)))
-def test_rewards_that_mean_nothing_teach_nothing(tmp_path: Path, objective: str) -> None:
-    changes = {**PPO, "objective.critic": "shared"} if objective == "ppo" else {}
-    assert max(shares(tmp_path, "noise", **changes)) < 0.1
-
-
-@pytest.mark.full
-def test_dynamic_sampling_replaces_prompts_without_signal(tmp_path: Path) -> None:
-    """Half of the prompts never earn anything: DAPO's dynamic sampling goes on to the next ones."""
-    rows = [
-        {"messages": [{"role": "user", "content": one + other}], "hopeless": place % 2}
-        for one in "abcdefghijklmnopqrstuvwxyz"
-        for place, other in enumerate("abcdefghij")
-    ]
-    settings = {"train.global_batch": 16, "train.micro_batch": 16, "data.shuffle": True, "train.seed": 2}
-    found = {}
-    for chosen in (False, True):
-        folder = tmp_path / str(chosen)
-        folder.mkdir()
-        shares(folder, "share_of_some", rows, **settings, **{"objective.dynamic_sample": chosen})
-        rounds = [read_round(next(folder.glob("*/run/rollouts")), number) for number in range(24, 32)]
-        sampled = [
-            token
-            for made in rounds
-            if made is not None
-            for completion in made.completions
-            if not made.prompts[completion.prompt].columns["hopeless"]
-            for token in completion.token_ids.tolist()
-        ]
-        found[chosen] = sampled.count(TOKEN) / len(sampled)
-    assert found[True] > 0.8
-    assert found[False] < found[True] - 0.2

@@ -72,15 +72,6 @@ def test_any_decoder_takes_head_and_scores_last_token(architecture: str, tmp_pat
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_text_that_ends_with_the_padding_token_is_scored_there(model: Path) -> None:
-    source = source_of(model)
-    built: Any = source.build(dtype=torch.float32).eval()
-    rows = [torch.cat([row, torch.zeros(1, 1, dtype=torch.int64)], dim=1) for row in samples()]  # 0 is what pads
-    expected = torch.cat([built.score(built.model(row).last_hidden_state)[:, -1] for row in rows])
-    scores = view_of(source, built, flat=False)(batch_of(rows, flat=False), {Need.SCORES}).scores
-    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
 def test_embedding_ignores_neighbors_and_padding(pooling: str, model: Path) -> None:
     """The vector of a text owes nothing to its neighbours or to padding."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from image_runs import ALL, FLAT, HELD, LORA, PACKED, RATES, SETTINGS, STEPS, image_folder, plainly_trained
 from image_runs import trained_on_images as trained
-from processes import on_processes, succeeded
 from tiny_images import image_model, processor_of
 from tiny_runs import run_training
 from transformers import AutoModelForImageTextToText
@@ -75,18 +73,6 @@ def test_packed_rows_learn_what_they_learn_alone(models: dict[str, Path], folder
     together = trained(models[kind], folder, f"{kind}-together", whole)
     assert together.losses == pytest.approx(alone.losses, rel=1e-5)
     assert together.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-
-
-@pytest.mark.full
-def test_two_ranks_match_one_where_one_has_no_image(models: dict[str, Path], folder: Path) -> None:
-    """Two processes learn as one where one of them has no image."""
-    cases = {"full": ALL, "flat": {**ALL, **FLAT}, "lora": {**LORA, **ALL}}
-    for name, settings in cases.items():
-        one = trained(models["qwen2_5_vl"], folder, f"one-{name}", settings)
-        two = partial(trained, models["qwen2_5_vl"], folder, f"two-{name}", settings)
-        ((first, *_),) = [succeeded(answers) for answers in on_processes(2, two)]
-        assert first.losses == pytest.approx(one.losses, rel=1e-5)
-        assert first.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
 def test_image_adapters_learn_and_frozen_parts_stay(models: dict[str, Path], folder: Path) -> None:
@@ -222,19 +208,6 @@ def test_image_preferences_match_transformers(models: dict[str, Path], folder: P
         optimizer.step()
         losses.append(loss.item())
     assert run.losses == pytest.approx(losses, rel=1e-4)
-
-
-@pytest.mark.full
-def test_image_kto_starts_at_reference(models: dict[str, Path], folder: Path) -> None:
-    rows = [
-        {"query": "<image>What?", "response": f"red {number}", "label": number % 2 == 0, "images": [f"{number}.png"]}
-        for number in range(4)
-    ]
-    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache"), "logging.run_name": "kto"}
-    run = run_training(models["llava"], folder / "runs", rows, {**SETTINGS, **ALL, **paths, "objective.name": "kto"})
-    # Policy and reference say the same of the same images: every sample's loss is 1 - sigmoid(0).
-    assert run.losses[0] == pytest.approx(0.5, abs=1e-6)
-    assert run.losses[-1] < 0.5
 
 
 @pytest.mark.parametrize(("kind", "other"), [("image", "1.png"), ("video", "1.mp4"), ("audio", "1.wav")])
