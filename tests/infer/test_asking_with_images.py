@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiers import tiered
 from tiny_images import image_files, image_model, processor_of, sound_files
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM, GenerationConfig
 
@@ -26,7 +25,7 @@ from swift_infer.image_messages import for_servers, question_with
 from swift_infer.options import ModelOptions, SamplingOptions
 from swift_infer.questions import read_questions
 
-KINDS = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("llava", "qwen3_vl")
 SIZES = [(56, 56), (84, 56), (56, 112), (90, 61)]
 ASKED: list[tuple[str, list[int]]] = [
     ("What is it?", [0]),
@@ -49,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=tiered(KINDS, {"llava", "qwen3_vl"}))
+@pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, image_model(tmp_path_factory.mktemp(request.param), request.param)
 
