@@ -13,7 +13,7 @@ from commands import typed
 @pytest.mark.parametrize(
     ("task", "metric", "chance", "goal"),
     [
-        pytest.param("seq_cls", "accuracy", 0.3, 0.95, marks=pytest.mark.rare),  # test_scores_learn learns the same
+        pytest.param("seq_cls", "accuracy", 0.3, 0.95, marks=pytest.mark.rare),
         ("rm", "reward_accuracy", 0.7, 0.97),
     ],
 )

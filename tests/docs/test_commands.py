@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def test_command_of_page_parses(page: Path, command: Command, monkeypatch: pytes
         assert not refused, f"{command.line}\n{refused}"
 
 
+@cache
 def _presets_saved(page: Path) -> list[tuple[str, list[str]]]:
     """Return the files that a page writes with `swift config BACKEND PRESET > FILE`."""
     saved = []
@@ -147,10 +149,3 @@ def _own_file(word: str) -> bool:
 
 def test_there_are_commands_to_check() -> None:
     assert len(_commands()) > 50
-
-
-def test_unknown_flag_is_detected() -> None:
-    with pytest.raises(SwiftError):
-        _read(["sft", "--model", "m", "--dataset", "d.jsonl", "--no_such_flag", "1"])
-    with pytest.raises(SwiftError, match="Unknown flag --no-such-flag"):
-        _read(["export", "run", "--no-such-flag"])

@@ -62,15 +62,6 @@ def test_install_page_lists_packages_and_extras() -> None:
         assert [extra for extra in extras if not re.search(rf"\b{extra}\b", text)] == []
 
 
-def test_invalid_install_line_is_detected() -> None:
-    assert _problem('pip install "swift-core[megatron]"')
-    assert _problem("pip install ./packages/backend-megatron")
-    assert _problem('pip install ./packages/core "./packages/backend-megatron[engine]"')
-    assert _problem('pip install "./packages/core[engine]"')
-    assert not _problem('pip install "./packages/core[megatron]"')
-    assert not _problem("pip install ./packages/core ./packages/backend-megatron")
-
-
 def _extras(requirements: list[str]) -> list[str]:
     """Return the requirements of an extra of core as pip reads them in this checkout."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "packages" / "core" / "hatch_build.py")

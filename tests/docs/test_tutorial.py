@@ -154,25 +154,3 @@ def serving_readers(folder: Path) -> Iterator[tuple[Callable[[Command], None], l
 def _last_loss(run: Path) -> float:
     records = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
     return next(float(record["loss"]) for record in records if record.get("step") == 200)
-
-
-def test_missing_output_is_detected() -> None:
-    printed = "step 20/200  loss 3.1  900 tokens/s\nsaved /tmp/x/checkpoint-100\nDone in 2.5s, 24 weights.\n"
-    assert missing(["step 20/200  loss 3.1 ...", "...", "  saved .../checkpoint-100"], printed) == []
-    assert missing(["step 20/200  gain 3.1 ..."], printed) == ["step 20/200  gain 3.1 ..."]
-    assert missing(["saved .../checkpoint-100", "step 20/200 ..."], printed) == ["step 20/200 ..."]
-
-
-def test_figures_of_page_are_compared() -> None:
-    printed = "step 20/200  loss 3.1  lr 2e-05  900 tokens/s\nDone in 2.5s, 24 weights of 1,256.\n"
-    assert (
-        missing(["step 20/200  loss 3.12  lr 2.05e-05  7 tokens/s", "Done in 80s, 24 weights of 1,256."], printed) == []
-    )
-    for stale in (
-        "step 20/200  loss 3.5 ...",
-        "step 21/200 ...",
-        "step 20/200  ... lr 2e-06 ...",
-        "... 4 weights of 1,256.",
-        "... 24 weights of 1,257.",
-    ):
-        assert missing([stale], printed) == [stale]

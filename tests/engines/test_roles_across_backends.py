@@ -30,9 +30,6 @@ PLACES = (
     Place("torch", TORCH, Layout(1)),
     Place("FSDP", FSDP, Layout(2, {"dp_shard": 2})),
     Place("ZeRO-3", DEEPSPEED, Layout(2, {"dp_shard": 2}, {"backend.config": "zero3"})),
-    Place("ZeRO-1", DEEPSPEED, Layout(2, {"dp_shard": 2}, {"backend.config": "zero1"})),
-    Place("FSDP TP2", FSDP, Layout(2, {"tp": 2})),
-    Place("ZeRO-0", DEEPSPEED, Layout(2, {"dp_replicate": 2}, {"backend.config": "zero0"})),
     Place("DDP", TORCH, Layout(2)),
 )
 """Each resumes from what the one before it saved."""

@@ -1,9 +1,6 @@
 """Seeded conversations for every encoding, tokenizer and chat template, and the tokens and weights made of them.
 
-`tests/core/data/golden/masks.npz.xz` holds what the code of commit d356e2c, which tokenised row by row, made of them:
-
-    git worktree add /tmp/before d356e2c
-    PYTHONPATH=/tmp/before/packages/core/src:tests/helpers:tests/core/data python -m mask_cases FILE
+`tests/core/data/golden/masks.npz.xz` holds what code that tokenised row by row made of them, and the tokenizers.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -282,82 +278,6 @@ def _from_json(serialised: str) -> Any:
     return _fast(Tokenizer.from_str(serialised))
 
 
-@cache
-def _train() -> dict[str, str]:
-    """Returns the tokenizers that are trained, as JSON: training may differ between versions of the library."""
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-        trainers,
-    )
-
-    corpus = [*TEXTS, "user assistant system tool model think", *("the quick brown fox jumps over the lazy dog",) * 3]
-    special = [AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS]
-
-    def byte_level(words: str | None, size: int = 420) -> Any:
-        backend = Tokenizer(models.BPE())
-        if words is None:
-            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        else:
-            split = pre_tokenizers.Split(Regex(words), behavior="isolated")
-            last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            backend.pre_tokenizer = pre_tokenizers.Sequence([split, last])
-        backend.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        backend.train_from_iterator(
-            corpus, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        )
-        backend.add_special_tokens(special)
-        return backend
-
-    made: dict[str, Any] = {name: byte_level(None) for name in ("bpe", "bpe-trim", "bpe-added")}
-    made["bpe-trim"].post_processor = processors.ByteLevel(trim_offsets=True)
-    made["bpe-added"].add_tokens(
-        [AddedToken("tool", single_word=True), AddedToken("<think>", lstrip=True, rstrip=True)]
-    )
-    made["qwen"] = byte_level(QWEN2_WORDS)
-    made["qwen"].normalizer = normalizers.NFC()
-    made["llama3"] = byte_level(LLAMA3_WORDS)
-    made["llama3"].add_special_tokens(["<|begin|>"])
-    made["llama3"].post_processor = processors.TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[("<|begin|>", made["llama3"].token_to_id("<|begin|>"))]
-    )
-    made["metaspace"] = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    made["metaspace"].pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
-    made["metaspace"].decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-    made["metaspace"].train_from_iterator(
-        corpus[:8], trainers.BpeTrainer(vocab_size=420, special_tokens=["<unk>", *fallback], show_progress=False)
-    )
-    made["metaspace"].add_special_tokens(special)
-    made["unigram"] = Tokenizer(models.Unigram())
-    made["unigram"].normalizer = normalizers.NFKC()
-    made["unigram"].pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    made["unigram"].decoder = decoders.Metaspace(prepend_scheme="always")
-    made["unigram"].train_from_iterator(
-        corpus * 3,
-        trainers.UnigramTrainer(vocab_size=200, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False),
-    )
-    made["unigram"].add_special_tokens(special)
-    made["wordpiece"] = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made["wordpiece"].normalizer = normalizers.BertNormalizer(lowercase=True)
-    made["wordpiece"].pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made["wordpiece"].decoder = decoders.WordPiece()
-    made["wordpiece"].train_from_iterator(
-        corpus, trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]"], show_progress=False)
-    )
-    made["wordpiece"].add_special_tokens(special)
-    return {name: backend.to_str() for name, backend in made.items()}
-
-
 TOKENIZERS: dict[str, Callable[[str], Any]] = {
     "bytes": lambda _: byte_tokenizer(),
     **dict.fromkeys(
@@ -367,8 +287,8 @@ TOKENIZERS: dict[str, Callable[[str], Any]] = {
 
 
 def write(path: Path) -> None:
-    """Writes the golden file with the code of swift that is imported."""
-    serialised = _train()
+    """Writes the golden file anew, with the tokenizers that it holds and the code of swift that is imported."""
+    serialised, _ = golden(path)
     arrays: dict[str, np.ndarray] = {}
     reports = {}
     for number, case in enumerate(cases()):

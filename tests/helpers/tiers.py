@@ -23,8 +23,6 @@ LONGEST_FIRST = (
     "tests/engines/test_matrix.py",
     "tests/tuning/",
     "tests/rl/",
-    "tests/core/train/test_reranker_learns.py",
-    "tests/core/train/test_scores_learn.py",
     "tests/malformed/test_data_rows.py",
     "tests/core/train/test_crash_safety.py",
     "tests/ui/test_flows.py",

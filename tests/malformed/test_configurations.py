@@ -78,7 +78,7 @@ def _settings(values: dict[str, tuple[str, ...]]) -> st.SearchStrategy[tuple[str
     return keys.flatmap(lambda each: st.tuples(st.just(each[0]), st.sampled_from(values[_kind(each[1])])))
 
 
-@examples(200)
+@examples(50)
 @given(_settings(IN_FILES))
 def test_wrong_value_in_a_file_is_refused(template: Path, setting: tuple[str, str]) -> None:
     (section, _, name), value = setting[0].partition("."), setting[1]
@@ -94,7 +94,7 @@ def test_value_out_of_bounds_is_refused(template: Path, setting: tuple[str, str]
     judge(_in_file(f"{section}:\n  {name}: {setting[1]}\n", "run.yaml:2", name), template)
 
 
-@examples(80)
+@examples(50)
 @given(_settings(TYPED))
 def test_wrong_value_of_a_flag_is_refused(template: Path, setting: tuple[str, str]) -> None:
     judge(_typed(f"--{setting[0]}", setting[1], names=(f"--{setting[0]}",)), template)

@@ -64,7 +64,7 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 contents = st.sampled_from(list(OTHER_CONTENT.values())) | st.binary(max_size=200)
 
 
-@examples(60)
+@examples(50)
 @given(contents, st.sampled_from(SUFFIXES), st.sampled_from(("", "folder/")))
 def test_content_of_another_format_is_refused(template: Path, data: bytes, suffix: str, folder: str) -> None:
     name = f"{folder}rows{suffix}"

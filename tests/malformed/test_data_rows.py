@@ -119,7 +119,7 @@ values = st.sampled_from((*VALUES, *NEVER_LEARNED))
 ROWS = [(each, row, keys) for each, read in READ.items() for row, each_keys in read for keys in each_keys]
 
 
-@examples(160)
+@examples(50)
 @given(st.sampled_from(ROWS), values | st.sampled_from(LONG))
 def test_row_is_learned_or_refused_by_its_line(
     template: Path, read: tuple[str, dict[str, Any], Keys], value: str

@@ -50,7 +50,7 @@ def _written(content: str | bytes, folder: Path) -> list[str]:
     return ["config", "show", "sft", "--deepspeed", "ds.json"]
 
 
-@examples(150)
+@examples(50)
 @given(st.sampled_from([(section, key) for section, keys in KINDS.items() for key in keys]).flatmap(_wrong))
 def test_wrong_value_of_a_key_is_refused(template: Path, spoiled: tuple[str, str, Any]) -> None:
     section, key, value = spoiled

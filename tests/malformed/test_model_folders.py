@@ -377,7 +377,7 @@ KEYS = {
 """Keys of each file that libraries read."""
 
 
-@examples(100)
+@examples(50)
 @given(
     st.sampled_from([(file, key) for file, keys in KEYS.items() for key in keys.split()]),
     wrong(),

@@ -86,7 +86,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@examples(200)
+@examples(50)
 @given(kept.flatmap(lambda name: st.tuples(st.just(name), spoiled(KEPT[name]))))
 def test_wrong_measurement_is_ignored(cached: Path, changed: tuple[str, Any]) -> None:
     name, (keys, value) = changed

@@ -488,5 +488,5 @@ CASES = [
 ]
 
 test_plugin_that_misbehaves_is_named = as_test(CASES)
-test_plugin_that_raises_is_named = as_property(list(raised()), 90)
-test_wrong_return_value_is_named = as_property(list(returned()), 80)
+test_plugin_that_raises_is_named = as_property(list(raised()), 45)
+test_wrong_return_value_is_named = as_property(list(returned()), 45)

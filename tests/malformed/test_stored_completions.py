@@ -117,7 +117,7 @@ def test_bad_file_of_tokens_is_ignored(nothing: Path, how: str) -> None:
         judge(Case(how, partial(_with_tokens, TOKENS, BAD[how]), "works", leaves=("*",)), nothing)
 
 
-@examples(250)
+@examples(50)
 @given(st.sampled_from((*ROUNDS, [ROW])).flatmap(lambda held: st.tuples(st.just(held), spoiled(held))))
 def test_wrong_value_in_stored_completions_is_named(tmp_path: Path, changed: tuple[Any, Any]) -> None:
     """What is read has the types that rewards are promised, or the error names file and line."""

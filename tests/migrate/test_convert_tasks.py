@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hf_trainer import ARGUMENTS, STEPS, Held, held_by, write_args_of_ms_swift
+from hf_trainer import ARGUMENTS, STEPS, Rows, held_by, write_args_of_ms_swift
 from peft import LoraConfig, PeftModel, get_peft_model
+from test_convert_from_trainer import check_equal
 from test_convert_to_trainer import AtTheStart
 from tiny_runs import run_training, write_model
-from torch.utils.data import Dataset
 from transformers import AutoModel, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from swift.checkpoint import open_checkpoint
@@ -40,22 +40,17 @@ COMMANDS = {
 }
 
 
-class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Twelve tokens each and a class, from the index alone."""
-
-    def __len__(self) -> int:
-        return 16
+class Classes(Rows):
+    """The rows of the language models, each with a class."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(0, 200, (12,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": tokens, "labels": torch.tensor(index % 3)}
+        return {**super().__getitem__(index), "labels": torch.tensor(index % 3)}
 
 
 class AnyLoss(Trainer):
     """Minimises something that every weight has a part in, whatever the model returns."""
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
-        """Return it."""
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         loss: torch.Tensor = ((outputs[0].flatten(1)[:, 0] - labels) ** 2).mean() + outputs[0].square().mean()
@@ -94,29 +89,13 @@ def trainer_of(model: Any, out: Path, **changes: Any) -> Any:
     return AnyLoss(
         model=model,
         args=TrainingArguments(output_dir=str(out), remove_unused_columns=False, **{**ARGUMENTS, **changes}),
-        train_dataset=Rows(),
+        train_dataset=Classes(),
     )
 
 
 def converted(path: Path, out: Path, **named: Any) -> tuple[Path, list[str]]:
     said: list[str] = []
     return convert_checkpoint(path, **{"model": None, "adapter_config": None, **named}, out=out, say=said.append), said
-
-
-def on_disk(name: str) -> str:
-    """Return the canonical name of a parameter in memory."""
-    return name.replace(".default", "").replace(".modules_to_save", "")
-
-
-def check_equal(folder: Path, held: Held) -> None:
-    """Every weight and moment of the Trainer is in a checkpoint of swift, bit for bit."""
-    checkpoint = open_checkpoint(folder)
-    stored = {name.removeprefix("model.") for name in checkpoint.names() if not name.startswith("optim.")}
-    assert stored == {on_disk(name) for name in held.weights}
-    for name, weight in held.weights.items():
-        assert torch.equal(checkpoint.read(f"model.{on_disk(name)}"), weight), name
-        for slot in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(checkpoint.read(f"optim.{on_disk(name)}.{slot}"), held.state[name][slot]), name
 
 
 @pytest.mark.parametrize(
@@ -144,7 +123,7 @@ def test_scoring_model_round_trips_with_trainer(tmp_path: Path, name: str) -> No
     again.add_callback(callback)
     again.train(resume_from_checkpoint=str(back))
     assert callback.step == 5
-    check_equal(stored, callback.held)
+    check_equal(stored, callback.held, step=5)
     round_trip, _ = converted(back, tmp_path / "round", model=str(base))
     assert sorted(open_checkpoint(round_trip).names()) == sorted(open_checkpoint(stored).names())
 

@@ -51,8 +51,8 @@ def completion_mask(counts: torch.Tensor) -> torch.Tensor:
     return (torch.arange(width) >= width - counts[:, None]).long()
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "hinge", "ipo"])
-def test_dpo(loss):
+@pytest.mark.parametrize(("loss", "flat"), [("sigmoid", True), ("hinge", False), ("ipo", True)])
+def test_dpo(loss, flat):
     from trl.trainer.dpo_trainer import DPOTrainer
 
     samples = pairs()
@@ -72,7 +72,7 @@ def test_dpo(loss):
     )  # fmt: skip
     expected = DPOTrainer._compute_loss(theirs, PreparedModel(logps.t().flatten()), inputs, False)
     objective = Dpo(DpoOptions(loss=loss, beta=0.3))
-    sums = sums_of(objective, samples)
+    sums = sums_of(objective, samples, flat=flat)
     torch.testing.assert_close(sums.loss / objective.row_weight(samples), expected)
     metrics = theirs._metrics["train"]
     for name, key in {
@@ -127,17 +127,25 @@ def cpo_like(method, theirs, samples, *, per_token: bool, nll: torch.Tensor) -> 
     return loss
 
 
-@pytest.mark.parametrize(("loss", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.2), ("hinge", 0.0)])
-def test_cpo_where_the_chosen_completions_are_equally_long(loss, smoothing):
+@pytest.mark.parametrize(
+    ("loss", "smoothing", "objective"),
+    [
+        ("sigmoid", 0.0, Cpo(CpoOptions(beta=0.3, alpha=0.7))),
+        ("sigmoid", 0.2, Cpo(CpoOptions(beta=0.3, alpha=0.7, label_smoothing=0.2))),
+        ("hinge", 0.0, Cpo(CpoOptions(beta=0.3, alpha=0.7, loss="hinge"))),
+        ("simpo", 0.0, SimPo(SimPoOptions(beta=0.3, alpha=0.7))),
+    ],
+)
+def test_cpo_where_the_chosen_completions_are_equally_long(loss, smoothing, objective):
     from trl.experimental.cpo.cpo_trainer import CPOTrainer
 
     samples = pairs(completion=5)
     logps, counts = summed_logps(samples)
-    theirs = trainer(alpha=0.0, beta=0.3, label_smoothing=smoothing, loss_type=loss, cpo_alpha=0.7)
+    theirs = trainer(alpha=0.0, beta=0.3, label_smoothing=smoothing, loss_type=loss, cpo_alpha=0.7, simpo_gamma=1.0)
     theirs.cpo_loss = lambda *scores: CPOTrainer.cpo_loss(theirs, *scores)
     token_mean = -logps[:, 0].sum() / counts[:, 0].sum()
-    expected = cpo_like(CPOTrainer.get_batch_loss_metrics, theirs, samples, per_token=False, nll=token_mean)
-    objective = Cpo(CpoOptions(beta=0.3, alpha=0.7, loss=loss, label_smoothing=smoothing))
+    per_token = loss == "simpo"
+    expected = cpo_like(CPOTrainer.get_batch_loss_metrics, theirs, samples, per_token=per_token, nll=token_mean)
     torch.testing.assert_close(sums_of(objective, samples).loss / objective.row_weight(samples), expected)
 
 

@@ -6,14 +6,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
-from collections.abc import Collection
-from pathlib import Path
 
 import pytest
 import tiers
 from import_rules import ROOT
-from processors import processor_of
 
 MAKE = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 """Without what a `make` that runs these tests passes to its children."""
@@ -54,29 +50,6 @@ def test_named_tests_exist() -> None:
     assert [each for each in named if not any(file.startswith(each) for file in files)] == []
 
 
-TESTS = """
-import time
-
-def test_idle():
-    pass
-
-def test_busy():
-    while time.process_time() < 1.0:
-        pass
-"""
-
-
-def test_the_list_of_slow_tests_has_what_the_workers_measured(tmp_path: Path) -> None:
-    (tmp_path / "test_two.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "times", "-n", "1", "--times", "out/times.txt"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "helpers")}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    first, *lines = (tmp_path / "out" / "times.txt").read_text().splitlines()
-    assert first.startswith("2 tests took ")
-    assert [line.rpartition("::")[2] for line in lines if "::" in line] == ["test_busy", "test_idle"]
-    assert any(line.endswith("  test_two.py") for line in lines)
-
-
 def test_values_that_come_one_after_the_other_are_all_tried() -> None:
     found = tiers.tiered(iter("abc"), "a", "c")
     assert [(each.values[0], [mark.name for mark in each.marks]) for each in found] == [
@@ -84,20 +57,3 @@ def test_values_that_come_one_after_the_other_are_all_tried() -> None:
         ("b", ["full"]),
         ("c", ["rare"]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("worker", "workers", "has", "own"),
-    [
-        ("gw0", 4, {0, 1}, 0),
-        ("gw3", 4, {0, 1}, 1),
-        ("gw1", 2, {4, 7}, 7),
-        ("gw4", 5, {0, 1}, None),
-        ("gw1", 4, range(8), None),
-        ("", 0, {0}, None),
-    ],
-)
-def test_workers_keep_to_processors_where_there_are_few(
-    worker: str, workers: int, has: Collection[int], own: int | None
-) -> None:
-    assert processor_of(worker, workers, has) == own

@@ -207,26 +207,3 @@ def uses() -> list[Use]:
 def test_no_private_word_is_used() -> None:
     found = uses()
     assert not found, "\n".join(str(use) for use in found[:40])
-
-
-def test_new_use_is_named_with_its_line(tmp_path: Path) -> None:
-    """A name and a text, each with what to write; docstrings, parts of other words and usual meanings do not count."""
-    module = tmp_path / "reader.py"
-    module.write_text(
-        'def read_picture(placeholder):\n    """Read pictures."""\n    soundfile = placeholder\n'
-        '    raise ValueError("The tower\\nis in place.")\n'
-    )
-    page = tmp_path / "page.md"
-    page.write_text("# Exit codes\n\nDraw the curves at random places in place.\nTwo boxes.\n")
-    boxes = tmp_path / "boxes.md"
-    boxes.write_text("A bounding box. Its box, asked for.\n")
-    script = tmp_path / "view.js"
-    script.write_text('draw("box");\n// told\nlabel("Answer", `${place} no\nplaces`);\n')
-    markup = tmp_path / "index.html"
-    markup.write_text("<style>\nbox {}</style><p>Two\ntowers</p>\n")
-    found = [*of_module(module), *of_page(page), *of_page(boxes), *of_script(script), *of_markup(markup)]
-    assert [(use.line, use.word) for use in found] == [
-        *[(1, "picture"), (4, "tower"), (3, "places"), (4, "boxes"), (1, "asked")],
-        *[(3, "Answer"), (4, "places"), (3, "towers")],
-    ]
-    assert str(found[0]) == f"{module}:1: 'picture': write image"

@@ -44,14 +44,6 @@ def test_core_alone_lists_the_torch_backend_and_no_other(alone: Path) -> None:
     assert "swift-backend" not in listed.stdout
 
 
-def test_core_alone_names_megatron_install(alone: Path) -> None:
-    asked = swift(alone, "sft", "--backend", "megatron", "--model", "somewhere", "--dataset", "some.jsonl")
-    assert asked.returncode == 3
-    assert 'pip install "swift-core[megatron]"' in asked.stdout + asked.stderr
-    assert "Traceback" not in asked.stderr
-    assert not (alone / "output").exists()
-
-
 def test_core_alone_names_kit_and_demo_install(alone: Path) -> None:
     for arguments, extra in ((("plugins", "--try", "torch"), "testing"), (("demo",), "demo")):
         asked = swift(alone, *arguments)

@@ -101,23 +101,6 @@ def test_its_gradient_through_the_head_is_that_of_plain_logits(top: int) -> None
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("beta", BETAS)
-def test_it_is_that_of_trl_with_its_gradient(beta: float) -> None:
-    pytest.importorskip("trl")
-    from trl.experimental.gkd.gkd_trainer import GKDTrainer
-
-    teacher, student = logits(1), logits(2).requires_grad_()
-    labels = torch.ones(1, TOKENS, dtype=torch.long)
-    labels[0, [0, 4]] = -100
-    theirs = GKDTrainer.generalized_jsd_loss(student[None], teacher[None], labels, beta=beta)
-    learned = labels[0] != -100
-    ours = divergence.divergences(*over(VOCABULARY, teacher, student), beta).learned[learned].sum() / learned.sum()
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
-    gradients = [torch.autograd.grad(each, student)[0] for each in (ours, theirs)]
-    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
-
-
 # --- the objective --------------------------------------------------------------------------------------------------
 
 

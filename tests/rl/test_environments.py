@@ -231,17 +231,6 @@ def test_a_failed_episode_is_left_out_and_too_many_end_the_run(tied: Path, count
 
 
 @pytest.mark.full
-def test_a_run_of_episodes_is_resumed_to_the_same_bits(tied: Path, counting: str, tmp_path: Path) -> None:
-    changes = {"objective.steps_per_generation": 2, "train.max_steps": 4}
-    whole = run_training(tied, tmp_path, ROWS, settings(counting, **changes))
-    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
-    rest = run_training(tied, tmp_path, ROWS, settings(counting, **changes, **resume))
-    assert list(rest.lines) == [2, 3, 4]
-    assert rest.losses == whole.losses[1:]
-    assert rest.grad_norms == whole.grad_norms[1:]
-
-
-@pytest.mark.full
 def test_stale_episodes_use_weights_of_previous_round(tied: Path, counting: str, tmp_path: Path) -> None:
     """Stale episodes use the weights of the previous round."""
     changes = {"objective.rollout_staleness": 1, "train.max_steps": 3, "optim.lr": 1e-2, "optim.warmup_steps": 0}
@@ -422,32 +411,6 @@ class Tips(MultiTurnScheduler):
         return {'infer_request': infer_request}
 
 
-class Doubts(MultiTurnScheduler):
-    # As ms-swift's own math_tip_trick: of a wrong completion the beginning stays, and a doubt follows it, once.
-    tip = ' But wait,'
-
-    def __init__(self, *args, **kwargs):
-        from swift.rewards.orm import MathAccuracy
-        super().__init__(*args, **kwargs)
-        self.acc_func = kwargs.get('acc_function', MathAccuracy())
-
-    def check_finished(self, infer_request, response_choice, current_turn):
-        last = infer_request.messages[-1]['content']
-        if self.tip in last or self.acc_func([last], [infer_request.data_dict['solution']])[0] == 1:
-            return True
-        return super().check_finished(infer_request, response_choice, current_turn)
-
-    def step(self, infer_request, response_choice, current_turn):
-        ids = list(response_choice.token_ids)
-        while '<answer>' in self.tokenizer.decode(ids, skip_special_tokens=False):
-            ids.pop()
-        completion = response_choice.message.content.partition('<answer>')[0] + self.tip
-        infer_request.messages[-1]['content'] = completion
-        more = self.tokenizer.encode(self.tip, add_special_tokens=False)
-        return {'infer_request': infer_request, 'response_token_ids': ids + more,
-                'response_loss_mask': [1] * len(ids) + [0] * len(more)}
-
-
 class Own(MultiTurnScheduler):
     async def run(self, infer_request, request_config, **kwargs):
         return None
@@ -468,7 +431,6 @@ class Door(Env):
 
 multi_turns['calculator'] = Calculator
 multi_turns['tips'] = Tips
-multi_turns['doubts'] = Doubts
 multi_turns['own'] = Own
 envs['door'] = Door
 """
@@ -521,13 +483,9 @@ def test_scheduler_continues_within_completion(tied: Path, tmp_path: Path) -> No
     call = played(tied, tmp_path, "calculator", "I ask. Action: 2 + 2", ", so it is four.")
     assert call.seen[0] == Observation([], info={"tool": " = 4"}, text=" = 4")
     assert call.seen[1].done
-    wrong = played(tied, tmp_path, "doubts", "So <answer>5</answer>", " it is <answer>4</answer>", solution="$4$")
-    assert wrong.seen[0] == Observation([], text=" But wait,", keep=len("So "))
-    assert wrong.seen[1].done
-    assert played(tied, tmp_path, "doubts", "So <answer>4</answer>", solution="$4$").seen[0].done
     with pytest.raises(ConfigError, match="overrides run"):
         played(tied, tmp_path, "own")
-    with pytest.raises(ConfigError, match=r"there are .*calculator, tips, doubts, own, .*door"):
+    with pytest.raises(ConfigError, match=r"there are .*calculator, tips, own, .*door"):
         played(tied, tmp_path, "dor")
 
 

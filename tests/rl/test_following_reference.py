@@ -88,13 +88,18 @@ def trained(model: Path, out: Path, rewards: Path, changes: dict[str, Any]) -> T
     return run_training(model, out, ROWS, settings(rewards, **{**FOLLOWS, **few, **changes}))
 
 
+@pytest.fixture(scope="module")
+def alone(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The run of one process."""
+    return succeeded(on_processes(1, partial(trained, tied, tmp_path_factory.mktemp("torch"), rewards, {}))[0])[0]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("backend", LAYOUTS)
 def test_every_backend_has_the_same_following_reference(
-    tied: Path, rewards: Path, tmp_path: Path, backend: str
+    tied: Path, rewards: Path, alone: Trained, tmp_path: Path, backend: str
 ) -> None:
     processes, schedule = LAYOUTS[backend]
-    alone = succeeded(on_processes(1, partial(trained, tied, tmp_path / "torch", rewards, {}))[0])[0]
     run = succeeded(on_processes(processes, partial(trained, tied, tmp_path / "runs", rewards, schedule))[0])[0]
     ours, theirs = (weights_of(each.folder / "checkpoint-4", "reference") for each in (run, alone))
     assert ours.keys() == theirs.keys()

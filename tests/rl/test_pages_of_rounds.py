@@ -10,10 +10,6 @@ from test_audit import data_of
 from test_rounds import ROWS, settings
 from tiny_runs import run_training
 
-from swift_rl.health import NothingToLearn
-
-SAME = "def same(prompts, completions, **columns):\n    return [0.5] * len(completions)\n"
-
 
 @pytest.mark.full
 def test_round_pages_name_step_of_each_completion(tied: Path, rewards: Path, tmp_path: Path) -> None:
@@ -32,16 +28,3 @@ def test_round_pages_name_step_of_each_completion(tied: Path, rewards: Path, tmp
     assert len(first["pieces"]) == len(first["ids"])
     assert "".join(first["pieces"]).startswith(first["text"][:1])
     assert first["values"]["log-ratio to the engine"] == pytest.approx([0.0] * len(first["ids"]), abs=1e-4)
-
-
-def test_a_run_whose_reward_never_differs_ends_with_advice(tied: Path, tmp_path: Path) -> None:
-    source = tmp_path / "constant.py"
-    source.write_text(SAME)
-    changes = {
-        "train.max_steps": 9, "objective.reward_funcs": [f"{source}:same"], "objective.max_idle_rounds": 2,
-    }  # fmt: skip
-    with pytest.raises(NothingToLearn, match="last 2 rounds taught nothing") as raised:
-        run_training(tied, tmp_path, ROWS, settings(source, **changes))
-    assert "max_completion_length" in str(raised.value), "a model with random weights never ends a completion"
-    (folder,) = tmp_path.glob("*/*/rollouts")
-    assert len(list(folder.glob("*.html"))) == 2

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 
 from swift.backends.torch.plugin import DataParallelBackend
 from swift.contracts import Capabilities
@@ -73,53 +72,6 @@ def step(run: Any, state: Any, batch: Any, objective: Any) -> Any:
     return train_step(run, state, batch, objective)
 
 
-@caught_by("trajectory")
-class AveragesGradients(DataParallelBackend):
-    """As DDP does when nobody tells it otherwise."""
-
-    @hookimpl
-    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        with before_clipping(state, lambda state: scale_gradients(state, 1 / run.world.size)):
-            return step(run, state, batch, objective)
-
-
-@caught_by("trajectory")
-class UsesOneSliceTwice(DataParallelBackend):
-    """Every process trains on the first slice."""
-
-    @hookimpl
-    def swift_setup(self, run: Any) -> Any:
-        from swift.backends.torch.topology import setup
-
-        return dataclasses.replace(setup(run), data_rank=0)
-
-
-@caught_by("trajectory")
-class ClipsBeforeReducing(DataParallelBackend):
-    """Each process clips its own gradients; the sum is what is left."""
-
-    @hookimpl
-    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        wrapped, state.module = state.module, state.view
-
-        def clip(real: Any, parameters: Any, *given: Any) -> float:
-            norm: float = real(parameters, *given)
-            for parameter in parameters:
-                if parameter.grad is not None and dist.is_initialized():
-                    dist.all_reduce(parameter.grad)
-            if dist.is_initialized():
-                square = torch.tensor(norm).square()
-                dist.all_reduce(square)
-                norm = float(square.sqrt())
-            return norm
-
-        with clipped_by(clip):
-            try:
-                return step(run, state, batch, objective)
-            finally:
-                state.module = wrapped
-
-
 @caught_by("time_breakdown", None)
 class UpdatesUnannounced(DataParallelBackend):
     """Says that it calls `before_update`, and does not."""
@@ -133,21 +85,6 @@ class UpdatesUnannounced(DataParallelBackend):
             return step(run, state, batch, objective)
         finally:
             swift.train.steps.before_update = real
-
-
-@caught_by("resume")
-class ForgetsMoments(DataParallelBackend):
-    """Resumes with the optimizer as it was made."""
-
-    @hookimpl
-    def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
-        from swift.backends.torch.checkpoint import load
-
-        load(run, state, reader)
-        for moments in state.optimizer.state.values():
-            moments["exp_avg"].zero_()
-            moments["exp_avg_sq"].zero_()
-        return True
 
 
 @caught_by("resume")
@@ -208,20 +145,6 @@ class SavesItsShareOnly(DataParallelBackend):
 
 
 @caught_by("weights")
-class SwapsNames(DataParallelBackend):
-    """Keys go out as values of the same shape."""
-
-    @hookimpl
-    def swift_iter_weights(self, state: Any) -> Any:
-        from swift.backends.torch.checkpoint import stream
-
-        names = {"k_proj": "v_proj", "v_proj": "k_proj"}
-        for name, tensor in stream(state):
-            found = next((part for part in names if f"layers.0.self_attn.{part}" in name), None)
-            yield (name.replace(found, names[found]) if found else name), tensor
-
-
-@caught_by("weights")
 class StreamsHalfPrecision(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
@@ -275,15 +198,6 @@ class DecaysWhatIsFrozen(DataParallelBackend):
                 if not parameter.requires_grad:
                     parameter.mul_(1 - result.learning_rate * run.config.optim.weight_decay)
         return result
-
-
-@caught_by("trajectory", PART)
-class TrainsWhatIsFrozen(DataParallelBackend):
-    @hookimpl
-    def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.models.build import build_view
-
-        return build_view(run, source).requires_grad_(True)
 
 
 @caught_by("trajectory", PART)
@@ -360,14 +274,6 @@ class DoublesGradients(DataParallelBackend):
             return step(run, state, batch, objective)
 
 
-@caught_by("trajectory")
-class ReportsTheClippedNorm(DataParallelBackend):
-    @hookimpl
-    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        result = step(run, state, batch, objective)
-        return dataclasses.replace(result, grad_norm=min(result.grad_norm, run.config.optim.max_grad_norm))
-
-
 @caught_by("trajectory", "accumulated")
 class AveragesMicroBatches(DataParallelBackend):
     """A mean of means: short micro-batches count for too much."""
@@ -387,23 +293,6 @@ class AveragesMicroBatches(DataParallelBackend):
         return step(run, state, batch, Mean())
 
 
-@caught_by("trajectory", "accumulated")
-class KeepsTheLastMicroBatchOnly(DataParallelBackend):
-    @hookimpl
-    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        calls = iter(range(len(batch)))
-
-        class Last:
-            needs = objective.needs
-
-            def loss(self, view: Any, micro_batch: Any) -> Any:
-                if next(calls) == len(batch) - 1:
-                    state.optimizer.zero_grad(set_to_none=True)
-                return objective.loss(view, micro_batch)
-
-        return step(run, state, batch, Last())
-
-
 @caught_by("trajectory")
 class DecaysEverything(DataParallelBackend):
     """Weight decay on norms too."""
@@ -415,18 +304,6 @@ class DecaysEverything(DataParallelBackend):
         state = DataParallelState(run, model)
         for group in state.optimizer.param_groups:
             group["weight_decay"] = run.config.optim.weight_decay
-        return state
-
-
-@caught_by("trajectory")
-class DecaysNothing(DataParallelBackend):
-    @hookimpl
-    def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import DataParallelState
-
-        state = DataParallelState(run, model)
-        for group in state.optimizer.param_groups:
-            group["weight_decay"] = 0.0
         return state
 
 
@@ -596,19 +473,6 @@ class AveragesTokenResults(DataParallelBackend):
 
 
 @caught_by("token_results", "tokens")
-class ReturnsTheTokensOfOneProcess(DataParallelBackend):
-    @hookimpl
-    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        from swift.backends.torch.step import forward
-
-        result = forward(run, state, batch, objective)
-        first = [result.tokens]
-        dist.broadcast_object_list(first, src=0)
-        own = None if result.tokens is None else [*(first[0] or []), *result.tokens][: len(result.tokens)]
-        return dataclasses.replace(result, tokens=own)
-
-
-@caught_by("token_results", "tokens")
 class ReturnsTokensWhereTheyArePredicted(DataParallelBackend):
     """Results are not moved back from positions to tokens."""
 
@@ -660,11 +524,6 @@ class LeavesTheHeadOutOfTheNorm(DataParallelBackend):
 
 
 @caught_by("trajectory", "negatives")
-class PoolsThePadPosition(ScoresThePadPosition):
-    """The vector of a text is the hidden state at the end of its row, as if no row were padded."""
-
-
-@caught_by("trajectory", "negatives")
 class ComparesItsOwnRowsOnly(DataParallelBackend):
     """The rows of other micro-batches and processes are not gathered: nothing is compared with them."""
 
@@ -696,35 +555,6 @@ class EvaluatesWithDropout(DataParallelBackend):
         from swift.backends.torch.step import forward
 
         return forward(run, state, dataclasses.replace(batch, dropout=True), objective)
-
-
-@caught_by("trajectory", "negatives")
-class ReportsWhatItBackpropagates(DataParallelBackend):
-    """A loss that has the right gradient only is reported as it is."""
-
-    @hookimpl
-    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        class Unreported:
-            needs, adapters_off = objective.needs, objective.adapters_off
-
-            def loss(self, view: Any, micro_batch: Any) -> Any:
-                return dataclasses.replace(objective.loss(view, micro_batch), reported=None)
-
-        return step(run, state, batch, Unreported())
-
-
-@caught_by("trajectory", "reward")
-class StartsFromAHeadOfItsOwn(DataParallelBackend):
-    """The head is drawn where the process happens to be in its sequence of random numbers."""
-
-    @hookimpl
-    def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.models.build import build_view
-
-        view = build_view(run, source)
-        if hasattr(view.model, "score"):
-            torch.nn.init.normal_(view.model.score.weight, std=0.1)
-        return view
 
 
 @caught_by("all_processes_end_alike")
@@ -907,19 +737,6 @@ class ShowsEachRowAnotherImage(DataParallelBackend):
         return step(run, state, dataclasses.replace(batch, media_reader=Showing(batch.media_reader, turned)), objective)
 
 
-@caught_by("trajectory", SEEN)
-class CountsImagesAsText(DataParallelBackend):
-    """A token has its place in the text for a position, whether it is a word or a part of an image."""
-
-    @hookimpl
-    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        def counted(media: Any, micro_batch: Any) -> Any:
-            return dataclasses.replace(media, positions=micro_batch.position_ids.expand(3, -1, -1))
-
-        reader = Showing(batch.media_reader, counted)
-        return step(run, state, dataclasses.replace(batch, media_reader=reader), objective)
-
-
 @caught_by("trajectory", TRAINED)
 class KeepsTheGradientsOfTheTower(DataParallelBackend):
     """Each process trains its encoder on its own images: gradients of the language model alone are added up."""
@@ -933,17 +750,6 @@ class KeepsTheGradientsOfTheTower(DataParallelBackend):
         own = [name for name, _ in model.named_parameters() if is_tower(name)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
         return DataParallelState(run, model)
-
-
-@caught_by("trajectory", TRAINED)
-class TrainsTheAlignerToo(DataParallelBackend):
-    """One flag for the encoder and what leads from it to the language model."""
-
-    @hookimpl
-    def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.models.build import build_view
-
-        return build_view(run, source).requires_grad_(True)
 
 
 @caught_by("changes", TRAINED)

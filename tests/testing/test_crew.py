@@ -14,6 +14,7 @@ import torch
 from swift_testing import crew
 
 
+@pytest.mark.full
 def test_what_the_parent_compiled_does_not_stop_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "PATIENCE", 60.0)
 

@@ -153,24 +153,6 @@ def moments(folder: Path) -> dict[str, torch.Tensor]:
     return {name: reader.read(name) for name in reader.names()}
 
 
-@pytest.mark.full
-def test_eight_bit_state_resumes_in_the_same_bits_and_on_other_layouts(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "tiny", **WIDE)
-    saved = {"checkpoint.save_last": True, "checkpoint.save_steps": 5, "train.max_steps": 10}
-    whole = run_training(model, tmp_path, ROWS, settings("adamw_8bit", **saved))
-
-    def continued(plan: dict[str, Any], run: str) -> Trained:
-        resume = {"checkpoint.resume": str(whole.folder / "checkpoint-5"), "logging.run_name": run}
-        return run_training(model, tmp_path, ROWS, settings("adamw_8bit", **plan, **saved, **resume))
-
-    again = continued({}, "again")
-    assert again.losses == whole.losses[5:]
-    found, expected = moments(again.folder / "checkpoint-10"), moments(whole.folder / "checkpoint-10")
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    (answers,) = on_processes(2, partial(continued, FSDP, "sharded"))
-    assert succeeded(answers)[0].losses == pytest.approx(whole.losses[5:], rel=1e-4)
-
-
 def test_optimizer_needing_shard_layout_is_refused_without_it(tmp_path: Path) -> None:
     """An optimizer that needs the shard layout is refused on a backend that does not report it."""
     model = write_model(tmp_path / "tiny")

@@ -61,8 +61,7 @@ def trained(model: Path, out: Path, kind: str, changes: dict[str, Any]) -> Train
     return run_training(model, out, ROWS, settings)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, (), ("miss", "loha", "gralora", "hira")))
 def test_other_adapters_follow_peft_are_merged_and_load(tmp_path: Path, kind: str) -> None:
     # IA³ scales biases too.
     model = write_model(tmp_path / "tiny", architecture="Qwen2" if kind == "ia3" else "Qwen3")

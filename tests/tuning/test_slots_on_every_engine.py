@@ -94,26 +94,6 @@ def test_eight_bits_go_on_as_adamw_on_every_engine_and_back(tmp_path: Path) -> N
     assert_near(stored(other.folder / f"checkpoint-{LAST}"), again, 4e-3)
 
 
-@pytest.mark.full
-def test_momentum_goes_on_on_every_engine_and_back(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "tiny")
-    alone = trained(model, tmp_path / "alone", "sgd", {}, None, LAST)
-    first = alone.folder / f"checkpoint-{FIRST}"
-    engines = {"fsdp": FSDP, **ENGINES}
-    there = on_processes(
-        2, *[partial(trained, model, tmp_path / name, "sgd", plan, first, THEN) for name, plan in engines.items()]
-    )
-    states = stored(alone.folder / f"checkpoint-{THEN}")
-    assert any(name.endswith("momentum_buffer") for name in states)
-    for name, answers in zip(engines, there, strict=True):
-        run = succeeded(answers)[0]
-        assert run.losses == pytest.approx(alone.losses[FIRST:THEN], rel=1e-4), name
-        assert_near(stored(run.folder / f"checkpoint-{THEN}"), states, 1e-4)
-    start = succeeded(there[-1])[0].folder / f"checkpoint-{THEN}"
-    back = trained(model, tmp_path / "back", "sgd", {}, start, LAST)
-    assert back.losses == pytest.approx(alone.losses[THEN:], rel=1e-4)
-
-
 LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "two processes": (2, {}, ("adamw_8bit",)),
     "fsdp": (2, FSDP, ("adamw_8bit", "adamw_4bit")),

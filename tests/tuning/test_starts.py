@@ -30,9 +30,7 @@ RANKS: dict[str, Any] = {
 }
 LORA: dict[str, Any] = {"tuner.kind": "lora", "optim.lr": 5e-3, "train.max_steps": STEPS}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "fsdp": {"backend.name": "fsdp"},
     "fsdp tp": {"backend.name": "fsdp", "parallel.tp": 2},
-    "zero 2": {"backend.name": "deepspeed", "backend.config": "zero2"},
     "zero 3": {"backend.name": "deepspeed", "backend.config": "zero3"},
     "megatron": {"backend.name": "megatron", "parallel.tp": 2, "parallel.sequence_parallel": True},
     "megatron pp": {"backend.name": "megatron", "parallel.pp": 2},

@@ -228,20 +228,6 @@ def test_checkpoint_responds_next_to_base_model(dashboard: Dashboard, page: Page
     page.get_by_role("button", name=re.compile("^Close")).first.click()
 
 
-def test_checkpoint_is_evaluated_from_page(dashboard: Dashboard, page: Page) -> None:
-    show(page, "/runs")
-    page.get_by_role("link", name="tiny/second").click()
-    page.locator(".actions a", has_text="Evaluate").click()
-    fill(page, {"dataset": "held-out.jsonl", "max_new_tokens": "4", "metric": "cer"})
-    page.locator("#launch:enabled").wait_for()
-    command = page.inner_text("#command").split()
-    page.click("#launch")
-    page.wait_for_selector(".status.completed")
-    shown = json.loads(page.inner_text("#job-log").splitlines()[-1])
-    assert shown["questions"] == 4
-    assert shown == json.loads(typed(command[1:], dashboard.folder).output.splitlines()[-1])
-
-
 @pytest.mark.vllm
 def test_checkpoint_is_served_from_page_and_stopped(dashboard: Dashboard, page: Page) -> None:
     """A checkpoint is served from the page, queried by a client and stopped."""

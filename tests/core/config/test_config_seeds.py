@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from swift.config.parse import Parsed, parse
-from swift.errors import UnsupportedLayout, UsageError
+from swift.errors import UnsupportedLayout
 
 ZERO3 = "sft --model_type qwen-7b --dataset your_data --deepspeed ds_config_zero3.json"
 MEGATRON = (
     "sft --model_type llama-7b --dataset alpaca-en --parallel_method megatron --tensor_parallel_size 4 "
     "--pipeline_parallel_size 2 --sequence_parallel_size 2 --use_flash_attn true"
 )
-NO_DATA = "train --deepspeed deepspeed_config.json --model_type qwen3-7b"
-FSDP = "train --model_type qwen3-7b --parallel_method fsdp --lora_rank 64 --use_fp16"
 MIXED = "train --model_id qwen/Qwen-72B --train_type cpt --deepspeed_config ds_zero3.json --tp=4 --pp=2"
 
 
@@ -42,23 +40,6 @@ def test_megatron_gets_layout_and_sequence_parallel_switch(stand_ins: Path) -> N
     assert parsed.config.model.attention == "flash_attention_2"
     assert len(parsed.notes) == 1
     assert "--sequence_parallel_size 2 turns on Megatron's sequence parallelism" in parsed.notes[0]
-
-
-@pytest.mark.parametrize("command", [NO_DATA, FSDP])
-def test_command_without_data_set_fails(stand_ins: Path, command: str) -> None:
-    with pytest.raises(UsageError, match="swift train needs --dataset") as caught:
-        said(command)
-    assert caught.value.exit_code == 2
-
-
-def test_fsdp_accepts_half_precision_adapters(stand_ins: Path) -> None:
-    config = said(f"{FSDP} --dataset d").config
-    assert (config.backend.name, config.tuner.kind, config.tuner.rank, config.model.dtype) == (
-        "fsdp",
-        "lora",
-        64,
-        "float16",
-    )
 
 
 def test_pipeline_under_zero3_names_other_backends(stand_ins: Path) -> None:

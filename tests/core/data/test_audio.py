@@ -139,8 +139,3 @@ def test_unusable_audio_reports_reason(row: dict[str, Any], reason: str, folder:
     written(folder / "long.wav", np.zeros((5000, 1)), width=2, rate=2000)
     with pytest.raises(Unusable, match=reason):
         encoded(row, folder)
-
-
-def test_image_model_refuses_audio(folder: Path) -> None:
-    with pytest.raises(Unusable, match="the model does not accept audio clips"):
-        encoded(asked("<audio>?", audios=["0.wav"]), folder, "llava")

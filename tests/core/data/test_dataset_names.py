@@ -148,13 +148,6 @@ def test_an_index_of_hugging_face_names_no_data_sets(folder: Path) -> None:
     assert parse_source("saved", folder).location == str(folder / "saved")
 
 
-def test_a_damaged_index_is_not_passed_over(folder: Path) -> None:
-    (folder / "demo").mkdir()
-    (folder / "demo" / "dataset_info.json").write_text('{"chats": {')
-    with pytest.raises(DataError, match=r"dataset_info\.json"):
-        parse_source("demo", folder)
-
-
 def test_a_name_after_a_colon_is_corrected(indexed: Path) -> None:
     with pytest.raises(DataError, match="'chats' is a name of") as error:
         parse_source("demo:chats#5", indexed)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from datasets import Dataset, Features, Image, Value
 from encode_row import asked, encode_row, encoder_of, media_encoder
 from named_encodings import encoding_of
 from PIL import Image as Pillow
@@ -313,20 +312,6 @@ def test_changed_image_is_tokenized_again(tmp_path: Path, capsys: pytest.Capture
     assert "1 × missing image; first" in "\n".join(data.report.lines())
     with pytest.raises(DataError, match="missing image"):
         prepared(tmp_path, rows, "rows.jsonl", strict=True)
-
-
-def test_images_in_parquet_are_read(folder: Path) -> None:
-    features = Features({"query": Value("string"), "response": Value("string"), "images": [Image()]})
-    written = io.BytesIO()
-    image(*SIZES[0], 0).save(written, format="PNG")
-    rows = {"query": ["What?"], "response": ["red"], "images": [[{"bytes": written.getvalue(), "path": None}]]}
-    Dataset.from_dict(rows, features=features).to_parquet(folder / "one.parquet")
-    section = DataSection(train=(str(folder / "one.parquet"),), cache=folder / "cache")
-    rules = MediaProcessor(processor_of("qwen2_5_vl"), section)
-    data = prepare_data(section, rules.processor.tokenizer, encoding="chat", seed=1, say=print, images=rules)
-    assert data.train is not None
-    (segment,) = data.train.samples[0].segments
-    assert segment.input_ids.tolist() == encode(ways(folder)["tag"], folder).segments[0].input_ids.tolist()
 
 
 def test_preview_shows_images_instead_of_tokens(folder: Path) -> None:

@@ -142,11 +142,6 @@ def test_a_row_weight_scales_every_token(row: dict[str, Any], encoding: str, exp
         assert made == [(f"{text}<|im_end|>", weight) for text, weight in expected]
 
 
-def test_two_row_weights_are_refused() -> None:
-    with pytest.raises(DataError, match="'weight' and 'loss_weight' both mean 'weight'"):
-        encoded({"messages": [user(), bot()], "weight": 1, "loss_weight": 0.5})
-
-
 def test_a_row_of_weight_0_teaches_nothing(tmp_path: Path) -> None:
     rows = [{"messages": [user(), bot()], "weight": weight} for weight in (1, 0, 0.5)]
     report = reported(tmp_path, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import chat_templates
-import numpy as np
 import pytest
 from encode_row import encode_row, encoder_of, learned_runs
 
@@ -35,17 +34,6 @@ def learned(tokenizer: Any, segment: Segment) -> list[str]:
 def chat(*contents: str, system: str | None = None) -> dict[str, Any]:
     messages = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
     return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}
-
-
-def test_training_tokens_match_inference_template() -> None:
-    """The tokens are those that the template gives at inference."""
-    row = chat("Hi", "Hello!", "What?", "Nothing.", system="Be brief.")
-    tokenizer, (sample,) = encoded(row)
-    assert sample.segments[0].input_ids.tolist() == tokenizer.apply_chat_template(row["messages"])["input_ids"]
-    # What comes before the last answer is the prompt that inference makes, token by token.
-    prompt = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True)["input_ids"]
-    assert sample.segments[0].input_ids[: len(prompt)].tolist() == prompt
-    assert sample.segments[0].weights[len(prompt)] == 1
 
 
 def test_template_dropping_reasoning_is_split_by_turn() -> None:
@@ -146,18 +134,6 @@ def test_long_samples_drop_by_default_and_split_needs_raw_text() -> None:
         encoded({"text": "abcdefghi"}, encoding="text", max_length=6)
     with pytest.raises(ConfigError, match="split"):
         encoded(chat("a?", "A."), truncation="split")
-
-
-def test_conversation_decodes_to_its_responses() -> None:
-    random = np.random.RandomState(0)
-    letters = list("ab \n你é<>|_")
-    for _ in range(50):
-        contents = [
-            "x" + "".join(random.choice(letters, size=random.randint(0, 9))) for _ in range(2 * random.randint(1, 5))
-        ]
-        tokenizer, samples = encoded(chat(*contents))
-        assert len(samples) == 1
-        assert learned(tokenizer, samples[0].segments[0]) == [f"{answer}<|im_end|>" for answer in contents[1::2]]
 
 
 def test_system_message_is_from_row_or_config() -> None:

@@ -12,16 +12,14 @@ from safetensors.torch import load_file, save_file
 from tiny_models import encoded
 from transformers import AutoModelForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
-from swift.config.parse import config_from_mapping
 from swift.config.sections import ModelSection
 from swift.contracts import Need
 from swift.data.batch import collate
-from swift.errors import ConfigError, ModelError
+from swift.errors import ModelError
 from swift.models.attention import choose_attention
 from swift.models.heads import HEAD
 from swift.models.source import HfSource, open_source
 from swift.models.view import ViewModule
-from swift_testing.objectives import install_objectives
 from swift_testing.subjects import write_model
 
 DECODERS: dict[str, dict[str, Any]] = {
@@ -70,15 +68,6 @@ def test_any_decoder_takes_head_and_scores_last_token(architecture: str, tmp_pat
     for flat in (False, True):
         scores = view_of(source, model, flat=flat)(batch_of(rows, flat=flat), {Need.SCORES}).scores
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_a_text_that_ends_with_the_padding_token_is_scored_there(model: Path) -> None:
-    source = source_of(model)
-    built: Any = source.build(dtype=torch.float32).eval()
-    rows = [torch.cat([row, torch.zeros(1, 1, dtype=torch.int64)], dim=1) for row in samples()]  # 0 is what pads
-    expected = torch.cat([built.score(built.model(row).last_hidden_state)[:, -1] for row in rows])
-    scores = view_of(source, built, flat=False)(batch_of(rows, flat=False), {Need.SCORES}).scores
-    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
@@ -167,27 +156,6 @@ def test_checkpoint_identity_includes_task(model: Path) -> None:
     told = {plain, *(source_of(model, task).fingerprint for task in ("reward", "value", "seq_cls", "embedding"))}
     assert len(told) == 5
     assert source_of(model).fingerprint != source_of(model, seed=1).fingerprint
-
-
-@pytest.mark.parametrize(
-    ("objective", "settings", "advice"),
-    [
-        ("kit-scores", {}, "seq_cls or reward or value"),
-        ("kit-values", {"model.task": "seq_cls"}, "value or reward"),
-        ("kit-vectors", {}, "embedding"),
-        ("kit-vectors", {"model.task": "reward"}, "embedding"),
-        ("sft", {"model.task": "reward"}, "causal_lm"),
-        ("dpo", {"model.task": "embedding"}, "causal_lm"),
-        ("kit-scores", {"model.task": "reward", "model.num_labels": 2}, "seq_cls"),
-        ("sft", {"model.num_labels": 2}, "seq_cls"),
-    ],
-)
-def test_objective_incompatible_with_task_is_refused(objective: str, settings: dict[str, Any], advice: str) -> None:
-    """An objective that the task cannot serve is refused with what to type."""
-    install_objectives()
-    with pytest.raises(ConfigError) as refusal:
-        config_from_mapping({"objective.name": objective, "model.path": "no-such-folder", **settings})
-    assert f"--model.task {advice}" in str(refusal.value)
 
 
 def test_an_architecture_that_is_not_of_transformers_is_refused(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import transformers
-from tiny_runs import conversations, run_training, write_model
 
 from swift.errors import UnsupportedLayout
 from swift.models.sizes import check_heads, config_of_layer, values_of
@@ -50,16 +47,3 @@ def test_placements_have_the_heads_of_their_layer() -> None:
         "model.layers.1.self_attn.q_proj.weight": 4,
         "model.layers.1.self_attn.k_proj.weight": 2,
     }
-
-
-def test_gemma4_trains_packed_and_padded(tmp_path: Path) -> None:
-    """Its layers differ in the width of heads, which the configuration as a whole has none of."""
-    model = write_model(
-        tmp_path / "gemma4",
-        architecture="Gemma4Text",
-        **{**GEMMA4, "vocab_size": 264, "vocab_size_per_layer_input": 264},
-    )
-    settings = {"train.max_steps": 1, "train.micro_batch": 4}
-    padded = run_training(model, tmp_path / "padded", conversations(8), settings)
-    packed = run_training(model, tmp_path / "free", conversations(8), {**settings, "data.padding_free": True})
-    assert packed.losses == pytest.approx(padded.losses, rel=1e-5)

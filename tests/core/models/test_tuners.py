@@ -50,11 +50,6 @@ def distance(model: torch.nn.Module, exact: torch.nn.Module) -> float:
     return ((model(batch()).logits - expected).norm() / expected.norm()).item()
 
 
-def test_full_tuning_trains_everything_in_fp32() -> None:
-    model = apply_tuner(tiny().bfloat16(), TunerSection(kind="full"), seed=0, say=lambda _: None)
-    assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
-
-
 def test_patterns_freeze_and_train_only_what_they_match() -> None:
     frozen = tuned(kind="full", freeze=("model.embed_tokens.*", "*.layers.0.*"))
     assert all("layers.0." not in name and "embed" not in name for name in trained_names(frozen))
@@ -84,16 +79,6 @@ def test_experts_are_frozen_by_their_names_on_disk() -> None:
 def test_a_tuner_that_cannot_be_meant_is_refused(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         tuned(**options)
-
-
-def test_adapters_go_on_all_linear_layers_but_the_head() -> None:
-    expected = {
-        f"base_model.model.model.layers.{layer}.{module}.lora_{ab}.weight"
-        for layer in (0, 1)
-        for module in (*(f"self_attn.{m}_proj" for m in "qkvo"), *(f"mlp.{m}_proj" for m in ("gate", "up", "down")))
-        for ab in "AB"
-    }
-    assert trained_names(tuned()) == expected
 
 
 def test_stacked_experts_report_adapted_modules() -> None:
@@ -256,15 +241,6 @@ def test_adapters_are_fp32_on_a_frozen_base_in_bf16() -> None:
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
 
 
-def test_training_moves_adapters_and_nothing_else() -> None:
-    model = tuned(modules_to_save=("lm_head",))
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    losses = train(model)
-    assert losses[-1] < losses[0] - 0.3
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
-
-
 def test_disabled_adapters_restore_base_model() -> None:
     """Switched off adapters give back the model before training."""
     model = tuned(modules_to_save=("lm_head",))
@@ -291,18 +267,6 @@ def test_an_adapter_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors is missing"):
         apply_tuner(tiny(), section, seed=0, say=lambda _: None)
-
-
-def test_the_adapters_configuration_is_json_that_peft_reads(tmp_path: Path) -> None:
-    from peft import LoraConfig
-
-    config = adapter_config(tuned(rank=4, alpha=16.0, targets=("q_proj", "v_proj"), rslora=True))
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    read = LoraConfig.from_pretrained(tmp_path)
-    assert (read.r, read.lora_alpha, read.use_rslora) == (4, 16.0, True)
-    assert read.target_modules == {"q_proj", "v_proj"}
-    assert config["target_modules"] == ["q_proj", "v_proj"]
-    assert adapter_config(tiny()) is None
 
 
 def test_the_summary_counts_weights() -> None:

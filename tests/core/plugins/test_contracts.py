@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from swift.contracts import Capabilities, InferenceEngine, ProcessLayout, StepResult, Topology, World
 from swift.errors import PluginError
 from swift.plugins.entry import PluginEntry
 from swift.plugins.kinds import KINDS
-from swift.plugins.return_values import mismatch
 from swift_testing.third_party import EverySecond, Momentum
 
 
@@ -71,25 +69,3 @@ def test_wrong_member_names_plugin_and_type(group: str, plugin: Any, message: st
     fault = str(fault_of(group, plugin))
     assert fault.startswith(f"{KINDS[f'swift.{group}'].name} 'mine' (acme-games 1.0)")
     assert message in fault
-
-
-@pytest.mark.parametrize(
-    ("value", "expected", "where"),
-    [
-        (StepResult(1.0, None, 0.1), StepResult, ".grad_norm"),  # type: ignore[arg-type]  # on purpose
-        (StepResult(1.0, 1, 0.1, {"speed": "fast"}), StepResult, ".metrics['speed']"),  # type: ignore[dict-item]
-        (StepResult(True, 1.0, 0.1), StepResult, ".loss"),
-        (Capabilities(parallel="tp"), Capabilities, ".parallel"),  # type: ignore[arg-type]  # letters are no names
-        (Topology(World(size="2"), 0, 1), Topology, ".world.size"),  # type: ignore[arg-type]  # on purpose
-        (ProcessLayout(), ProcessLayout | None, None),
-        ([(1, 2)], list[tuple[int, str]], "[0][1]"),
-        ([(1, "a", 2)], list[tuple[int, str]], "[0]"),
-        ({"a": 1.0, 2: 1.0}, dict[str, float], " key"),
-        ("text", list[str], ""),
-        (iter([1]), InferenceEngine, ".generate"),
-        (None, str | None, None),
-    ],
-)
-def test_value_is_compared_with_its_type(value: Any, expected: Any, where: str | None) -> None:
-    found = mismatch(value, expected)
-    assert (None if found is None else found.path) == where

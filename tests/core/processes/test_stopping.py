@@ -29,7 +29,6 @@ def stop(run: Run, number: int) -> None:
     [
         pytest.param((), signal.SIGINT, 130, id="one process, Ctrl-C"),
         pytest.param(("--nproc", "2"), signal.SIGTERM, 143, id="two processes, SIGTERM", marks=pytest.mark.full),
-        pytest.param(("--nproc", "2"), signal.SIGINT, 130, id="two processes, Ctrl-C", marks=pytest.mark.full),
     ],
 )
 def test_stopped_run_saves_and_prints_resume_command(

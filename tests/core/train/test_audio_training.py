@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from image_runs import ALL, FLAT, LORA, SOUNDS, STEPS, sound_folder
 from image_runs import trained_on_sounds as trained
-from processes import on_processes, succeeded
 from tiny_images import image_model, processor_of
 from transformers import AutoModelForMultimodalLM
 
@@ -67,25 +65,6 @@ def test_losses_and_gradients_are_those_of_plain_transformers(model: Path, folde
     losses, norms = plain(model, folder)
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert run.grad_norms == pytest.approx(norms, rel=1e-4)
-
-
-@pytest.mark.full
-def test_packed_audio_rows_match_single_rows(model: Path, folder: Path) -> None:
-    one = {"train.global_batch": len(SOUNDS), "train.micro_batch": len(SOUNDS), "train.max_steps": 1, **ALL}
-    alone = trained(model, folder, "alone", one)
-    packs = {"data.packing": True, "data.max_length": 4000, "train.global_batch": 1, "train.micro_batch": 1}
-    together = trained(model, folder, "together", {**packs, "train.max_steps": 1, **ALL})
-    assert together.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert together.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-
-
-@pytest.mark.full
-def test_two_ranks_match_one_where_one_has_no_audio(model: Path, folder: Path) -> None:
-    """Two processes learn as one where one of them has no audio."""
-    one = trained(model, folder, "one", ALL)
-    ((two, *_),) = [succeeded(answers) for answers in on_processes(2, partial(trained, model, folder, "two", ALL))]
-    assert two.losses == pytest.approx(one.losses, rel=1e-5)
-    assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
 @pytest.mark.full

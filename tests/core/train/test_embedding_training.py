@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
 from swift.errors import ConfigError
@@ -118,13 +116,3 @@ def test_too_many_dimensions_are_refused_before_loading(
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match="matryoshka_dims has 4096, but the model's embeddings have"):
         run_training(model, tmp_path, ROWS, {**SETTINGS, "objective.matryoshka_dims": [4096]})
-
-
-@pytest.mark.full
-def test_two_ranks_match_one_with_shared_negatives(model: Path, tmp_path: Path) -> None:
-    """Two processes have the numbers of one and negatives of one micro-batch alone do not."""
-    (answers,) = on_processes(2, partial(trained, model, tmp_path / "two", LOSSES["infonce"], 2))
-    whole = trained(model, tmp_path / "one", LOSSES["infonce"], 8)
-    assert same(whole, succeeded(answers)[0])
-    in_parts = trained(model, tmp_path / "parts", {**LOSSES["infonce"], "train.global_batch": 2}, 2)
-    assert not same(whole, in_parts, 1e-2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from image_runs import ALL, FLAT, HELD, LORA, PACKED, RATES, SETTINGS, STEPS, image_folder, plainly_trained
 from image_runs import trained_on_images as trained
-from processes import on_processes, succeeded
 from tiny_images import image_model, processor_of
 from tiny_runs import run_training
 from transformers import AutoModelForImageTextToText
@@ -44,13 +42,9 @@ def plain(
     [
         ("qwen2_5_vl", "padded", "all"),
         ("llava", "flat", "all"),
-        *(
-            pytest.param(kind, layout, "all", marks=pytest.mark.full)
-            for kind in ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-            for layout in ("padded", "flat")
-            if (kind, layout) not in [("qwen2_5_vl", "padded"), ("llava", "flat")]
-        ),
-        pytest.param("qwen3_vl", "flat", "language", marks=pytest.mark.full),
+        pytest.param("qwen2_vl", "padded", "all", marks=pytest.mark.full),
+        pytest.param("qwen3_vl", "flat", "all", marks=pytest.mark.full),
+        pytest.param("qwen3_vl", "padded", "language", marks=pytest.mark.full),
     ],
 )
 def test_losses_and_gradients_are_those_of_plain_transformers(
@@ -64,7 +58,7 @@ def test_losses_and_gradients_are_those_of_plain_transformers(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
 def test_packed_rows_learn_what_they_learn_alone(models: dict[str, Path], folder: Path, kind: str) -> None:
     packed = trained(models[kind], folder, f"{kind}-packed", {**PACKED, **ALL, "train.max_steps": 2})
     # The packs of a step, each sample in a row of its own.
@@ -75,18 +69,6 @@ def test_packed_rows_learn_what_they_learn_alone(models: dict[str, Path], folder
     together = trained(models[kind], folder, f"{kind}-together", whole)
     assert together.losses == pytest.approx(alone.losses, rel=1e-5)
     assert together.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-
-
-@pytest.mark.full
-def test_two_ranks_match_one_where_one_has_no_image(models: dict[str, Path], folder: Path) -> None:
-    """Two processes learn as one where one of them has no image."""
-    cases = {"full": ALL, "flat": {**ALL, **FLAT}, "lora": {**LORA, **ALL}}
-    for name, settings in cases.items():
-        one = trained(models["qwen2_5_vl"], folder, f"one-{name}", settings)
-        two = partial(trained, models["qwen2_5_vl"], folder, f"two-{name}", settings)
-        ((first, *_),) = [succeeded(answers) for answers in on_processes(2, two)]
-        assert first.losses == pytest.approx(one.losses, rel=1e-5)
-        assert first.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
 def test_image_adapters_learn_and_frozen_parts_stay(models: dict[str, Path], folder: Path) -> None:
@@ -147,29 +129,9 @@ def test_a_rate_for_what_is_not_trained_is_refused(models: dict[str, Path], fold
         run_training(models["llava"], folder / "runs", text * 4, {**SETTINGS, **paths})
 
 
-def _odds(logp: torch.Tensor) -> torch.Tensor:
-    return logp - torch.log1p(-logp.exp())
-
-
-def pair_loss(objective: str, sums: torch.Tensor, lengths: tuple[int, int], reference: float) -> torch.Tensor:
-    """The loss of a pair by its paper's formula, of the log-probabilities of the better and the worse answer."""
-    better, worse = sums[0] / lengths[0], sums[1] / lengths[1]
-    said = {
-        "dpo": (0.1 * (sums[0] - sums[1] - reference), 0.0, 1.0),
-        "cpo": (0.1 * (sums[0] - sums[1]), 1.0, 1.0),
-        "simpo": (2.0 * (better - worse) - 1.0, 0.0, 1.0),
-        "orpo": (_odds(better) - _odds(worse), 1.0, 0.1),
-    }
-    margin, likelihood, weight = said[objective]
-    return -weight * torch.nn.functional.logsigmoid(margin) - likelihood * better
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("objective", "kind"),
-    [("dpo", "qwen2_5_vl"), ("dpo", "llava"), ("cpo", "llava"), ("simpo", "llava"), ("orpo", "llava")],
-)
-def test_image_preferences_match_transformers(models: dict[str, Path], folder: Path, objective: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+def test_image_preferences_match_transformers(models: dict[str, Path], folder: Path, kind: str) -> None:
     """Preferences about images are learned as by plain transformers."""
     from PIL import Image
 
@@ -185,8 +147,8 @@ def test_image_preferences_match_transformers(models: dict[str, Path], folder: P
         for number in range(4)
     ]
     changes = {
-        **SETTINGS, **ALL, "objective.name": objective, "data.media_root": str(folder),
-        "data.cache": str(folder / "cache"), "logging.run_name": f"{objective}-{kind}",
+        **SETTINGS, **ALL, "objective.name": "dpo", "data.media_root": str(folder),
+        "data.cache": str(folder / "cache"), "logging.run_name": f"dpo-{kind}",
     }  # fmt: skip
     run = run_training(models[kind], folder / "runs", rows, changes)
 
@@ -206,14 +168,13 @@ def test_image_preferences_match_transformers(models: dict[str, Path], folder: P
         total: torch.Tensor = logps.gather(-1, whole["input_ids"][0, 1:, None])[-learned:].sum()
         return total
 
-    lengths = (len("yes, it is") + 1, len("no") + 1)  # a token for each byte
     with torch.no_grad():
         reference = [float(logp(row, "yes, it is") - logp(row, "no")) for row in rows]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
     losses = []
     for _ in range(STEPS):
         of_pairs = [
-            pair_loss(objective, torch.stack([logp(row, "yes, it is"), logp(row, "no")]), lengths, before)
+            -torch.nn.functional.logsigmoid(0.1 * (logp(row, "yes, it is") - logp(row, "no") - before))
             for row, before in zip(rows, reference, strict=True)
         ]
         loss = torch.stack(of_pairs).mean()
@@ -222,19 +183,6 @@ def test_image_preferences_match_transformers(models: dict[str, Path], folder: P
         optimizer.step()
         losses.append(loss.item())
     assert run.losses == pytest.approx(losses, rel=1e-4)
-
-
-@pytest.mark.full
-def test_image_kto_starts_at_reference(models: dict[str, Path], folder: Path) -> None:
-    rows = [
-        {"query": "<image>What?", "response": f"red {number}", "label": number % 2 == 0, "images": [f"{number}.png"]}
-        for number in range(4)
-    ]
-    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache"), "logging.run_name": "kto"}
-    run = run_training(models["llava"], folder / "runs", rows, {**SETTINGS, **ALL, **paths, "objective.name": "kto"})
-    # Policy and reference say the same of the same images: every sample's loss is 1 - sigmoid(0).
-    assert run.losses[0] == pytest.approx(0.5, abs=1e-6)
-    assert run.losses[-1] < 0.5
 
 
 @pytest.mark.parametrize(("kind", "other"), [("image", "1.png"), ("video", "1.mp4"), ("audio", "1.wav")])

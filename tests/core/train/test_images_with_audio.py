@@ -84,16 +84,6 @@ def test_losses_and_gradients_are_those_of_plain_transformers(model: Path, folde
 
 
 @pytest.mark.full
-def test_packed_rows_learn_what_they_learn_alone(model: Path, folder: Path) -> None:
-    whole = {"train.global_batch": len(ROWS), "train.micro_batch": len(ROWS), "train.max_steps": 1, **ALL}
-    alone = trained_on_media(model, folder, "alone", whole)
-    packs = {"data.packing": True, "data.max_length": 4000, "train.global_batch": 1, "train.micro_batch": 1}
-    together = trained_on_media(model, folder, "together", {**packs, "train.max_steps": 1, **ALL})
-    assert together.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert together.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-
-
-@pytest.mark.full
 def test_two_processes_learn_as_one_where_each_has_another_kind(model: Path, folder: Path, one: Trained) -> None:
     lora = {**LORA, **ALL, **FLAT}
     runs = {"two": ALL, "two-lora": lora}

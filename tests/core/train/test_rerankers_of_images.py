@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from commands import typed
 from image_runs import ALL, FLAT, SETTINGS, image_folder
 from image_vectors import GROUPS, Groups, Text, files, rows_of
-from processes import on_processes, succeeded
 from tiny_images import image_model, processor_of
 from tiny_runs import Trained, run_training, write_jsonl
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -155,7 +153,7 @@ def written(text: Text) -> str:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "settings", "scorer"),
-    [("llava", HEAD, by_head), ("qwen2_5_vl", {**HEAD, **FLAT}, by_head), ("qwen2_5_vl", GENERATIVE, by_yes)],
+    [("llava", {**HEAD, **FLAT}, by_head), ("qwen2_5_vl", GENERATIVE, by_yes)],
 )
 def test_image_rerankers_match_transformers(
     models: dict[str, Path], folder: Path, kind: str, settings: dict[str, Any], scorer: Callable[..., Score]
@@ -166,12 +164,3 @@ def test_image_rerankers_match_transformers(
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert run.grad_norms == pytest.approx(norms, rel=1e-4)
     assert_asked_for_scores(run, folder, scores)
-
-
-@pytest.mark.full
-def test_two_ranks_match_one_with_image_free_step(models: dict[str, Path], folder: Path) -> None:
-    two = partial(trained, models["qwen2_5_vl"], folder, "two", {**GENERATIVE, "train.micro_batch": 1})
-    ((first, *_),) = [succeeded(answers) for answers in on_processes(2, two)]
-    one = trained(models["qwen2_5_vl"], folder, "one", {**GENERATIVE, "objective.loss": "pointwise"})
-    assert first.losses == pytest.approx(one.losses, rel=1e-5)
-    assert first.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)

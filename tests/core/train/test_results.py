@@ -52,15 +52,6 @@ def test_a_checkpoint_of_adapters_is_a_folder_that_peft_loads(
     assert not (folder / "model.safetensors").exists()
 
 
-def test_training_goes_on_from_an_adapter(tiny: Path, tmp_path: Path) -> None:
-    settings = {**SAVED, **LORA, "optim.schedule": "constant", "tuner.dropout": 0.0}
-    first = run_training(tiny, tmp_path, ROWS, {**settings, "logging.run_name": "first"}, validation=ROWS[:4])
-    adapter = str(first.folder / "checkpoint-4")
-    second = run_training(tiny, tmp_path, ROWS, {**settings, "tuner.adapter": adapter}, validation=ROWS[:4])
-    # The first batch holds the very rows of the validation set.
-    assert second.losses[0] == pytest.approx(first.lines[4]["eval_loss"], rel=1e-5)
-
-
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["full", "lora"])
 def test_a_run_may_end_with_an_export_that_was_checked(tied: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     settings = {"train.max_steps": 4, "export.to": "hf", "export.out": str(tmp_path / "model"), **changes}

@@ -10,10 +10,7 @@ from typing import Any
 import plain_torch
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from peft.utils import set_peft_model_state_dict
 from plain_torch import PlainTrainer, Tokens, batches_of, response_logp, tokens_of
-from safetensors.torch import load_file
 from tiny_runs import pairs, run_training, verdicts
 from torch.nn.functional import logsigmoid
 
@@ -47,16 +44,6 @@ def dpo(reference: torch.nn.Module, beta: float = 0.1) -> Losses:
         return torch.stack(losses).mean()
 
     return loss
-
-
-def orpo(model: torch.nn.Module, batch: Sequence[tuple[Tokens, Tokens]]) -> torch.Tensor:
-    """Mean likelihood of the chosen, and the log odds ratio of mean token probabilities."""
-    losses = []
-    for chosen, rejected in batch:
-        good, bad = (response_logp(model, tokens) / len(tokens[1]) for tokens in (chosen, rejected))
-        odds = (good - torch.log1p(-good.exp())) - (bad - torch.log1p(-bad.exp()))
-        losses.append(-good - 0.1 * logsigmoid(odds))
-    return torch.stack(losses).mean()
 
 
 def kto(reference: torch.nn.Module, beta: float = 0.1) -> Losses:
@@ -101,23 +88,6 @@ def test_scores_of_the_reference_are_made_once(tiny: Path, tmp_path: Path, capsy
     second = run_training(tiny, tmp_path, rows, {**settings, "logging.run_name": "second"})
     assert "Scoring" not in capsys.readouterr().out
     assert second.losses == first.losses
-
-
-def test_dpo_on_adapters_compares_with_the_model_underneath(tiny: Path, tmp_path: Path) -> None:
-    changes = {**COMMON, "objective.name": "dpo", "tuner.kind": "lora", "tuner.dropout": 0.0, "optim.lr": 3e-3}
-    start = {"train.max_steps": 1, "checkpoint.save_last": True, "logging.run_name": "start"}
-    initial = run_training(tiny, tmp_path, PAIRS, {**changes, **start})
-    trained = run_training(tiny, tmp_path, PAIRS, changes)
-
-    config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear")
-    model = get_peft_model(plain_torch.load_model(tiny), config)
-    set_peft_model_state_dict(model, load_file(initial.folder / "checkpoint-1" / "adapter_model.safetensors"))
-    check(trained, trajectory(model, pair_tokens(tiny), dpo(plain_torch.load_model(tiny)), lr=3e-3))
-
-
-def test_orpo_needs_no_reference(tiny: Path, tmp_path: Path) -> None:
-    trained = run_training(tiny, tmp_path, PAIRS, {**COMMON, "objective.name": "orpo"})
-    check(trained, trajectory(plain_torch.load_model(tiny), pair_tokens(tiny), orpo, lr=1e-3))
 
 
 def test_kto_pairs_each_prompt_with_the_next_completion(tiny: Path, tmp_path: Path) -> None:
