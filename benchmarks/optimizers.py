@@ -107,8 +107,8 @@ def _in_own_process(job: Callable[[], Cell]) -> Cell:
 
 
 def _train(model: Path, tuner: str, name: str, steps: int) -> Cell:
-    from swift.config.parse import config_from_mapping
     from swift.errors import ConfigError
+    from swift.parsing import config_from_mapping
     from swift.train import loop
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -102,7 +102,7 @@ class Cell:
 
     def planned(self) -> tuple[Any, Any, Any]:
         """Return the backend as a plan sees it, what was parsed, and the model's configuration."""
-        from swift.config.parse import parse
+        from swift.parsing import parse
         from swift.planning import PlannedBackend
         from swift.plugins.load import load_backend
         from swift_plan.shape import config_of

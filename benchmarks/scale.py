@@ -169,10 +169,10 @@ def read(tokens: Path) -> dict[str, Any]:
     """Open tokenised data as a run does, plan two epochs, and take the first batches."""
     from transformers import AutoTokenizer
 
-    from swift.config.parse import parse
     from swift.data.batch import Batch
     from swift.data.pipeline import prepare_data
     from swift.data.schedules import BatchLayout, EpochSchedule
+    from swift.parsing import parse
     from swift.plugins.load import load_objective
     from swift.plugins.objective import make_objective
 

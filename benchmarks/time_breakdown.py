@@ -102,7 +102,7 @@ def _summed(each: list[Turns]) -> dict[str, float]:
 def _alternate(settings: Mapping[str, Any], rounds: int) -> Turns:
     import torch
 
-    from swift.config.parse import config_from_mapping
+    from swift.parsing import config_from_mapping
     from swift.train import time_breakdown
     from swift.train.loop import Loop
     from swift.train.prepare import open_job

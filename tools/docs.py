@@ -21,11 +21,11 @@ from pydantic import BaseModel
 from swift import hookspecs
 from swift.cli.commands import TRAINING, commands
 from swift.cli.options import options_of
-from swift.config.aliases import flags_of
 from swift.config.fields import Field, model_fields
 from swift.config.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
+from swift.parsing.aliases import flags_of
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.kinds import KINDS

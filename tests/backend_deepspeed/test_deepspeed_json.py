@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from swift.cli.main import run
-from swift.config.parse import Parsed, config_from_mapping, parse
 from swift.errors import ConfigError, UnsupportedLayout
+from swift.parsing import Parsed, config_from_mapping, parse
 from swift_backend_deepspeed.ds_json import PRESETS, read_config, remarks, resolved
 
 ARTICLES: dict[str, str] = {

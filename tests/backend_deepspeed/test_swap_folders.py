@@ -13,7 +13,7 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import BASE, conversations, write_jsonl, write_model
 
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.prepare import open_job
 
 pytestmark = pytest.mark.full

@@ -9,8 +9,8 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import conversations, run_training
 
-from swift.config.parse import config_from_mapping
 from swift.errors import ModelError, UnsupportedLayout
+from swift.parsing import config_from_mapping
 from swift_testing.subjects import write_model
 
 ROWS = conversations(9)

@@ -11,7 +11,7 @@ import psutil
 
 def train_and_save(folder: Path) -> None:
     """Runs on every process."""
-    from swift.config.parse import config_from_mapping
+    from swift.parsing import config_from_mapping
     from swift.train.loop import Loop
     from swift.train.prepare import open_job
     from swift_backend_megatron import megatron_runtime

@@ -11,7 +11,7 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import BASE, pairs
 
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.prepare import open_job
 from swift_testing.objectives import install_objectives
 from swift_testing.subjects import write_model

@@ -13,7 +13,7 @@ from against_torch import LORA
 from processes import on_processes, succeeded
 from tiny_runs import BASE, conversations, run_training
 
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.prepare import open_job
 from swift_testing.objectives import install_objectives
 from swift_testing.subjects import write_model

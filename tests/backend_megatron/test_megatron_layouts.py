@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from tiny_images import image_model
 from tiny_runs import conversations, run_training
 
-from swift.config.parse import config_from_mapping
 from swift.config.sections import Config, ParallelSection
 from swift.contracts import Run
 from swift.errors import ModelError, UnsupportedLayout
+from swift.parsing import config_from_mapping
 from swift_backend_megatron.architectures import check_architecture
 from swift_testing.subjects import write_model
 

@@ -21,8 +21,8 @@ from tiers import tiered
 
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.save import save_checkpoint
-from swift.config.parse import config_from_mapping
 from swift.errors import CheckpointError
+from swift.parsing import config_from_mapping
 from swift.train.prepare import open_job
 from swift_backend_megatron import megatron_runtime
 from swift_migrate.convert.run import convert_checkpoint

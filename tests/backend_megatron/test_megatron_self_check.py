@@ -18,8 +18,8 @@ from processes import on_processes, succeeded
 from tiny_images import image_configuration
 from tiny_runs import conversations
 
-from swift.config.parse import config_from_mapping
 from swift.errors import UnsupportedLayout
+from swift.parsing import config_from_mapping
 from swift.toolkit import auto_class, name_map
 from swift_backend_megatron import model as megatron_model
 from swift_backend_megatron import self_check as megatron_check

@@ -15,8 +15,8 @@ from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
 from swift.cli.options import options_of, read_options
 from swift.cli.planner_choice import without_auto
-from swift.config.parse import parse
 from swift.errors import SwiftError
+from swift.parsing import parse
 from swift.plugins.load import load_command
 from swift_infer.serving.options import ServeOptions
 

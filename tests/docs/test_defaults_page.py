@@ -6,7 +6,7 @@ import re
 
 from pages import DOCS
 
-from swift.config.parse import parse
+from swift.parsing import parse
 from swift_infer.options import SamplingOptions
 
 PAGE = (DOCS / "how-to" / "migrate.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from tiers import tiered
 
 from swift.checkpoint import host_copies, open_checkpoint
 from swift.checkpoint.save import PendingSave
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 from swift_testing import Layout, crew

@@ -10,7 +10,7 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import BASE, conversations, write_model
 
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 

@@ -13,7 +13,7 @@ import pytest
 from places import DEEPSPEED, FSDP, MEGATRON, TORCH, Engine, Place
 from tiers import tiered
 
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 from swift_testing import Layout, crew

@@ -26,7 +26,7 @@ from tiers import tiered
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.cli.main import run as swift
-from swift.config.parse import parse
+from swift.parsing import parse
 from swift.train.loop import train
 from swift_demo.model import write_model
 from swift_demo.task import write_data

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from vllm_server import ENVIRONMENT, vllm_server
 
 from swift.cli.main import run
-from swift.config.parse import config_from_mapping
 from swift.contracts import InferenceEngine, Sampling
 from swift.errors import UsageError
+from swift.parsing import config_from_mapping
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 from swift_infer import open_engine

@@ -17,9 +17,9 @@ class Trained:
 
 def train_demo(folder: Path) -> Trained:
     """Trained for as long as its answers take to become right."""
-    from swift.config.parse import parse
     from swift.config.sections import ExportSection
     from swift.export.run import export_checkpoint
+    from swift.parsing import parse
     from swift.train.loop import train
     from swift_demo.model import write_model
     from swift_demo.task import write_data

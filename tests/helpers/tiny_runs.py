@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from swift.config.parse import config_from_mapping
 from swift.contracts import RunSummary
+from swift.parsing import config_from_mapping
 from swift.train.loop import train
 from swift_testing.subjects import conversations, pairs, verdicts, write_jsonl, write_model
 

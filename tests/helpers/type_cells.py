@@ -23,10 +23,10 @@ from tiny_runs import Trained, conversations, run_training
 from tiny_types import write_tiny
 from transformers import AutoModelForCausalLM
 
-from swift.config.parse import config_from_mapping
 from swift.errors import PluginError, SwiftError
 from swift.models.peft_targets import named_modules_kept
-from swift.tuners.selected import tuner_of
+from swift.parsing import config_from_mapping
+from swift.plugins.tuner import tuner_of
 from swift_testing.crew import Lost, run_jobs
 
 ROWS = conversations(8, seed=3, lengths=[2, 11, 23, 31, 36, 49, 57, 64])

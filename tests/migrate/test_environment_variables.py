@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift.config.parse import Parsed, parse
 from swift.errors import ConfigError
+from swift.parsing import Parsed, parse
 
 EMBEDDING = "sft --task_type embedding --model m --dataset d"
 

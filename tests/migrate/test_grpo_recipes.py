@@ -9,7 +9,7 @@ import yaml
 from any_grpo import any_grpo
 
 from swift.cli.imported_run import ImportedRun, imported, read_runs
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 
 __all__ = ["any_grpo"]
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from commands import typed
 
-from swift.config.parse import parse
+from swift.parsing import parse
 
 LLAMA_FACTORY = """
 model_name_or_path: someone/some-model

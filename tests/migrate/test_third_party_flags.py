@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from swift.config.aliases import aliases, training_flags
 from swift.config.fields import core_fields
 from swift.config.flags import nearest_flag
 from swift.config.meanings import Default, NotNeeded, Refused
-from swift.config.parse import Parsed, config_from_mapping, parse
-from swift.config.third_party import third_party_flag, third_party_flags
 from swift.errors import SwiftError, UsageError
+from swift.parsing import Parsed, config_from_mapping, parse
+from swift.parsing.aliases import aliases, training_flags
+from swift.parsing.third_party import third_party_flag, third_party_flags
 from swift.plugins.vocabularies import flag_topics
 
 BASE = "--model m --dataset d"

@@ -13,11 +13,12 @@ CORE = import_rules.ROOT / "packages" / "core" / "src" / "swift"
 NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<![a-z])awq", re.IGNORECASE)
 EXCEPTIONS = {
     "plugins/known.py": "what this project publishes, for advice where it is not installed",
-    "config/aliases.py": "third-party flags, which name these libraries",
-    "config/translations.py": "the same: the values of each flag",
-    "config/quantization_flags.py": "the same: the bits of each scheme",
+    "config/draft.py": "backends that articles combine",
+    "parsing/aliases.py": "third-party flags, which name these libraries",
+    "parsing/translations.py": "the same: the values of each flag",
+    "parsing/quantization_flags.py": "the same: the bits of each scheme",
     "models/quiet.py": "a message of a library that transformers imports by itself",
-    "config/requests.py": "ms-swift's --sequence_parallel_size means another thing with Megatron",
+    "parsing/requests.py": "ms-swift's --sequence_parallel_size means another thing with Megatron",
     "api.py": "ms-swift's class MegatronArguments",
     "__init__.py": "the same, exported",
     "models/merge.py": "keys of PEFT's configuration",

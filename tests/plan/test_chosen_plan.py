@@ -61,7 +61,7 @@ def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pyt
     import psutil
 
     from swift.cli.preflight import check_run
-    from swift.config.parse import parse
+    from swift.parsing import parse
     from swift.plugins.planners import foreseen
 
     words = [*RUN, "--max_length", "60000", "--train_type", "full", "--per_device_train_batch_size", "8"]

@@ -11,7 +11,7 @@ import pytest
 from commands import typed
 from tiny_runs import write_model
 
-from swift.config.parse import parse
+from swift.parsing import parse
 from swift_plan import ledger, trials
 from swift_plan.measuring import extrapolated
 from swift_plan.timing import Speeds

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from swift.cli.imported_run import ImportedRun, imported, read_runs
-from swift.config.parse import config_from_mapping, parse
 from swift.errors import ConfigError
+from swift.parsing import config_from_mapping, parse
 from swift_rl.distill.options import GkdOptions
 from swift_rl.flags.table import FLAGS, LOSSES, OWN_OPTIONS
 from swift_rl.options import GrpoOptions, PpoOptions

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from any_grpo import any_grpo
 
-from swift.config.aliases import aliases, training_flags
 from swift.config.flags import read_flags
-from swift.config.parse import Parsed, config_from_mapping, parse
-from swift.config.third_party import third_party_flag
 from swift.errors import ConfigError, SwiftError
+from swift.parsing import Parsed, config_from_mapping, parse
+from swift.parsing.aliases import aliases, training_flags
+from swift.parsing.third_party import third_party_flag
 
 TRL = """
 disable_dropout cast_lm_head_to_fp32 num_generations num_generations_eval max_completion_length max_prompt_length

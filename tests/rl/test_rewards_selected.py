@@ -11,9 +11,9 @@ import pytest
 from commands import typed
 from safetensors.numpy import save_file
 
-from swift.config.parse import parse
 from swift.contracts import RewardItem
 from swift.errors import ConfigError, DataError, PluginError
+from swift.parsing import parse
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import check_columns, select_rewards

@@ -26,10 +26,10 @@ from tiny_runs import Trained, write_model
 from tuning_pairs import KINDS, LAYOUTS, MODELS, OTHER_START, ROWS, STEPS, TOLERANCE, model_of, settings, trained
 
 from swift.checkpoint.manifest import installed_versions
-from swift.config.parse import config_from_mapping
 from swift.config.sections import ExportSection
 from swift.errors import ConfigError, UnsupportedLayout
 from swift.export.run import export_checkpoint
+from swift.parsing import config_from_mapping
 from swift_testing.crew import Lost
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tuning-pairs.json"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from peft import PeftConfig, inject_adapter_in_model
 
-from swift.config.parse import config_from_mapping
 from swift.contracts import Matrix, Placement, RequestedRun, World
 from swift.models.quiet import without_bitsandbytes
+from swift.parsing import config_from_mapping
 from swift.planning import PlannedBackend
 from swift.plugins.load import load_optimizer, load_tuner
 from swift.terminal import say_nothing

@@ -15,7 +15,7 @@ from make_runs import KINDS, ROWS, logits
 from tiny_runs import conversations
 
 from swift.cli.main import run
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.loop import train
 
 HERE = Path(__file__).resolve().parent

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from swift import Swift, SwiftModel, Trainer, TrainerConfig
-from swift.config.parse import Parsed, parse
 from swift.errors import ConfigError, UsageError
+from swift.parsing import Parsed, parse
 
 
 @pytest.fixture

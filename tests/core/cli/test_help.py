@@ -91,7 +91,7 @@ def test_help_with_backend_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("command_name", sorted({*LIGHT} - {*TRAINING}))
 def test_command_help_imports_no_train_sections(work: dict[str, Work], command_name: str) -> None:
     """Help of a command does not import what reads a configuration."""
-    others = {"swift.config.parse"}
+    others = {"swift.parsing.command_line"}
     if command_name not in ("export", "merge-lora"):  # whose options are a section of the configuration, too
         others.add("swift.config.sections")
     assert not others & work[command_name].modules

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from swift.config.parse import Parsed, parse
 from swift.errors import ConfigError
+from swift.parsing import Parsed, parse
 
 MEGATRON = "--backend megatron"
 

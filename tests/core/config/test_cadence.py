@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.config.parse import Parsed, parse
 from swift.errors import ConfigError
+from swift.parsing import Parsed, parse
 
 
 def parsed(flags: str) -> Parsed:

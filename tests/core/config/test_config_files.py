@@ -10,8 +10,8 @@ import pytest
 
 from swift.cli.main import run
 from swift.cli.show import schema_json
-from swift.config.parse import parse
 from swift.errors import ConfigError
+from swift.parsing import parse
 
 GOOD = """\
 model: {path: m}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from swift.config.aliases import aliases, training_flags
 from swift.config.flags import read_flags
-from swift.config.parse import Parsed, parse
 from swift.errors import ConfigError, PluginError, UsageError
+from swift.parsing import Parsed, parse
+from swift.parsing.aliases import aliases, training_flags
 
 BASE = "--model m --dataset d"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swift.config.parse import Parsed, parse
 from swift.errors import UnsupportedLayout
+from swift.parsing import Parsed, parse
 
 ZERO3 = "sft --model_type qwen-7b --dataset your_data --deepspeed ds_config_zero3.json"
 MEGATRON = (

@@ -60,8 +60,8 @@ def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int
 
 @pytest.mark.parametrize("backend", ["fsdp", "deepspeed", "megatron"])
 def test_missing_replicas_are_refused(backend: str, tmp_path: Path) -> None:
-    from swift.config.parse import config_from_mapping
     from swift.contracts import RequestedRun, World
+    from swift.parsing import config_from_mapping
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_backend
 

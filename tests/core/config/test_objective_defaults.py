@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from swift.config.parse import Parsed, config_from_mapping, parse
 from swift.errors import PluginError
+from swift.parsing import Parsed, config_from_mapping, parse
 
 SOURCE = """
 from swift import Need

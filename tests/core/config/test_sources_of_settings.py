@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from commands import typed
 
-from swift.config.parse import config_from_mapping, parse
 from swift.config.sources import with_sources
 from swift.errors import SwiftError
+from swift.parsing import config_from_mapping, parse
 
 RUN = ["--model", "m", "--dataset", "d"]
 

@@ -17,7 +17,7 @@ from swift.models.names import canonical_parameters
 from swift.models.quantize import quantized_build
 from swift.models.source import open_source
 from swift.models.tuners import adapter_config, adapters_off, apply_tuner, trainable_summary
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 torch.set_num_threads(1)
 

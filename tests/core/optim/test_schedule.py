@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_scheduler, get_wsd_schedule
 
-from swift.config.parse import config_from_mapping
 from swift.config.sections import OptimSection
 from swift.errors import ConfigError
 from swift.optim.schedule import Schedule
+from swift.parsing import config_from_mapping
 
 STEPS = 50
 LR = 3e-4

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from swift.config.parse import config_from_mapping
 from swift.config.sections import Section
 from swift.contracts import BatchSchedule, RoundWork
 from swift.data.batch import Batch
 from swift.errors import PluginError
+from swift.parsing import config_from_mapping
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.objective import make_objective

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rounds_plugin import LabelledEncoding
 
-from swift.config.capabilities import check_capabilities, lacking_media
-from swift.config.parse import parse
 from swift.config.sections import Config, Section
 from swift.contracts import Capabilities, Need
 from swift.errors import UnsupportedLayout
 from swift.objectives.base import PerSampleObjective
+from swift.parsing import parse
+from swift.parsing.capabilities import check_capabilities, lacking_media
 from swift_testing import third_party
 
 

@@ -14,9 +14,9 @@ from processes import on_processes, succeeded
 from tiny_runs import conversations, run_training
 
 from swift.cli.main import run
-from swift.config.parse import parse
 from swift.errors import PluginError, TrainingError
 from swift.hookspecs import hookimpl
+from swift.parsing import parse
 from swift.plugins.hooks import core_settings, describe_plan, implements, presets, read_third_party, write_third_party
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import load_backend, load_observers

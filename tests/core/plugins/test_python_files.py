@@ -12,9 +12,9 @@ import pytest
 from tiny_runs import conversations, run_training, write_model
 
 from swift.cli.main import run
-from swift.config.parse import parse
 from swift.errors import ConfigError, PluginError
 from swift.export.objective import add_files_of_objective
+from swift.parsing import parse
 from swift.plugins.load import find
 
 FOCAL = """

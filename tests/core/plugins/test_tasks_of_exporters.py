@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from swift.config.capabilities import check_export
-from swift.config.parse import config_from_mapping
 from swift.config.sections import Config
 from swift.errors import PluginError, UnsupportedLayout
+from swift.parsing import config_from_mapping
+from swift.parsing.capabilities import check_export
 from swift.plugins.load import load_exporter
 from swift_testing.objectives import install_objectives
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from small_distributions import Distribution, install
 from tiny_runs import Trained, conversations, run_training, write_model
 
-from swift.config.parse import config_from_mapping
 from swift.errors import PluginError, UnsupportedLayout
+from swift.parsing import config_from_mapping
 
 SOURCE = """
 from swift import Section

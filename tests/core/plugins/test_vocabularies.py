@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from commands import typed
 
-from swift.config.parse import config_from_mapping, parse
 from swift.errors import ConfigError, PluginError, UsageError
+from swift.parsing import config_from_mapping, parse
 from swift.plugins import vocabularies
 
 ACME = """

@@ -10,8 +10,8 @@ import torch
 from tiny_runs import BASE, Trained, conversations, run_training
 
 from swift.checkpoint.storage import INDEX
-from swift.config.parse import config_from_mapping
 from swift.errors import CheckpointError, ConfigError
+from swift.parsing import config_from_mapping
 from swift.train.loop import train
 
 ROWS = conversations(8)

@@ -20,7 +20,7 @@ from tiny_runs import BASE, conversations, run_training
 
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.folders import whole_checkpoints
-from swift.config.parse import config_from_mapping
+from swift.parsing import config_from_mapping
 from swift.train.loop import Loop, train
 from swift.train.prepare import open_job
 from swift_testing.crew import free_port

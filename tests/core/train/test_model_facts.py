@@ -11,11 +11,11 @@ import pytest
 import torch
 from tiny_runs import conversations, pairs, run_training
 
-from swift.config.parse import config_from_mapping
 from swift.contracts import Run
 from swift.hookspecs import hookimpl
 from swift.observers.jsonl import JsonlObserver
 from swift.observers.lines import mfu_of
+from swift.parsing import config_from_mapping
 from swift.train.prepare import open_job
 
 SCORING = "with the reference model, once"

@@ -8,8 +8,8 @@ import pytest
 from tiny_runs import conversations
 
 from swift import Swift
-from swift.config.parse import config_from_mapping
 from swift.errors import UsageError
+from swift.parsing import config_from_mapping
 
 
 def test_python_api_iterates_steps_and_may_stop_early(tiny: Path, tmp_path: Path) -> None:

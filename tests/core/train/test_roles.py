@@ -14,11 +14,11 @@ from tiny_runs import BASE, conversations
 
 from swift.backends.torch.plugin import DataParallelBackend
 from swift.checkpoint import open_checkpoint
-from swift.config.parse import config_from_mapping
 from swift.config.sections import ModelSection, OptimSection, TunerSection
 from swift.contracts import Capabilities, ModelRole, Need, Reads
 from swift.errors import CheckpointError, SwiftError, UnsupportedLayout
 from swift.objectives.score import SegmentScore
+from swift.parsing import config_from_mapping
 from swift.train import Loop, open_job
 
 ROWS = conversations(9)

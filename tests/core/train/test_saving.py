@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tiny_runs import BASE, conversations
 
 import swift.export.stored
-from swift.config.parse import config_from_mapping
 from swift.errors import CheckpointError
+from swift.parsing import config_from_mapping
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 

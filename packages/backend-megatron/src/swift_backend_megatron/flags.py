@@ -16,7 +16,6 @@ from swift.config import (
     Settings,
     TranslatedFlags,
     Translation,
-    choice,
     off,
     quoted,
     renamed,
@@ -26,6 +25,7 @@ from swift.config import (
 )
 from swift.contracts import FlagTopic, Vocabulary
 from swift.errors import ConfigError
+from swift.parsing import choice
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "backend.recompute_method": ("recompute_method",),

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift.config.parse import Parsed, config_from_mapping
 from swift.contracts import RunSummary, StepRecord
 from swift.errors import UsageError
+from swift.parsing import Parsed, config_from_mapping
 from swift.script import script_errors
 
 Rows = Sequence[Any]

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from swift.cli.commands import TRAINING, commands
 from swift.cli.help import MOST_USED, flag_named, groups_of
 from swift.cli.options import options_of, read_options
-from swift.config.aliases import COMMAND_OBJECTIVES
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
+from swift.parsing.aliases import COMMAND_OBJECTIVES
 from swift.plugins.discover import plugin_names
 from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
@@ -32,7 +32,7 @@ from swift.terminal import print_note, say_nothing
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from swift.config.parse import Parsed
+    from swift.parsing import Parsed
 
 __all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "command_of", "form_of", "resume_argv"]
 
@@ -205,7 +205,7 @@ def check_command(argv: Sequence[str], *, expect: bool = False) -> CheckedComman
 def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_here, check_run
-    from swift.config.parse import parse
+    from swift.parsing import parse
     from swift.plugins import planners
     from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all

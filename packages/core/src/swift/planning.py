@@ -14,11 +14,8 @@ from typing import Any
 
 import pluggy
 
-from swift.config.aliases import MACHINES, training_flags
-from swift.config.capabilities import check_capabilities
 from swift.config.flags import read_flags
 from swift.config.incompatibilities import partly_quantized
-from swift.config.parse import Parsed, parse
 from swift.config.sections import Config, ParallelSection
 from swift.contracts import (
     EngineModel,
@@ -39,6 +36,9 @@ from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
+from swift.parsing import Parsed, parse
+from swift.parsing.aliases import MACHINES, training_flags
+from swift.parsing.capabilities import check_capabilities
 from swift.plugins.discover import plugin_names
 from swift.plugins.guard import hooks_of
 from swift.plugins.hooks import variants

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from swift.config.aliases import flags_of, training_flags
 from swift.errors import SHOW_TRACEBACK, SwiftError
+from swift.parsing.aliases import flags_of, training_flags
 
 _NPROC = re.compile(r"--nproc(?:[_-]per[_-]node)? (\d+)")
 _FLAG = re.compile(r"--([a-z][\w.-]*)(?:[ =](?=[\w./'\"])('[^']*'|[^\s,;:)]*[^\s,;:).]))?")

@@ -63,6 +63,7 @@ from swift.optim.build import build_optimizer, parameter_groups, set_learning_ra
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.optim.slots import empty_slot, kept
+from swift.plugins.tuner import tuner_of
 from swift.processes.device import choose_device, join_group, leave_group
 from swift.processes.group import current_world
 from swift.processes.signals import follow_launcher
@@ -70,7 +71,6 @@ from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, seed_dropout, update
 from swift.train.sums import GlobalSums, NonFiniteStep
-from swift.tuners.selected import tuner_of
 from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [

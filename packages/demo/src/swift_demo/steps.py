@@ -22,7 +22,7 @@ def print_title(text: str) -> None:
 
 def train_with(command: str, *, pause_at: int | None = None) -> Path:
     """Run a training command, and return the last checkpoint."""
-    from swift.config.parse import parse
+    from swift.parsing import parse
     from swift.train import train
 
     command_name, *args = command.split()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.media import LIMITS
 from swift.config.sections import DataSection
-from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat, render_prompt
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.files import SafetensorsFolder
+from swift.parsing.tasks import check_generates
 from swift.plugins import LoadedPlugin, load_engine, open_inference
 from swift.terminal import IMPORTS, waiting
 from swift_infer.image_messages import has_images

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from swift.config.sections import DataSection
-from swift.config.tasks import EMBEDDING
 from swift.contracts import ImagePrompt
 from swift.data import open_parts, prepare_data
 from swift.data.formats import COMPLETION, POSITIVE, rename
 from swift.data.media import number_of
 from swift.errors import UsageError
 from swift.models import MediaProcessor
+from swift.parsing.tasks import EMBEDDING
 from swift.terminal import progress
 from swift_infer.metrics import auc, f1_scores, pearson, ranking, spearman
 from swift_infer.score_rows import prompts_of

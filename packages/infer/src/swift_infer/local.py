@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from swift.config.sections import DataSection, ModelSection
-from swift.config.tasks import CAUSAL_LM, EMBEDDING
 from swift.contracts import Completion, EngineRequest, ImagePrompt, Need, Sampling, Score, WeightStream
 from swift.data.batch import MicroBatch, collate
 from swift.data.media import MediaRef
@@ -36,6 +35,7 @@ from swift.models import (
     use_attention,
 )
 from swift.models.positions import check_text
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING
 from swift_infer import by_generate, decoding
 from swift_infer.decoding import Ending, Room
 from swift_infer.growing_cache import GROUPED

@@ -13,12 +13,12 @@ import numpy as np
 
 from swift.checkpoint import is_generative_reranker
 from swift.config.sections import DataSection
-from swift.config.tasks import EMBEDDING, task_of
 from swift.data import DatasetPart, open_parts, prompt_only
 from swift.data.encodings import Conversation, RowReader, Unusable
 from swift.data.rendering import render_prompt
 from swift.errors import DataError
 from swift.models import renders_pairs, stored_prompts
+from swift.parsing.tasks import EMBEDDING, task_of
 from swift.terminal import progress
 from swift.untrusted import json_kind
 from swift_infer.batch import WINDOW

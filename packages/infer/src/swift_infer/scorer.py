@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from swift.config.sections import DataSection
-from swift.config.tasks import EMBEDDING
 from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError
 from swift.models import MediaProcessor, ProcessorReader, ViewModule, attach_adapter, choose_attention
 from swift.models.positions import check_text
+from swift.parsing.tasks import EMBEDDING
 from swift.terminal import waiting
 from swift_infer.local import BATCH, by_length, device_of, dtype_of, media_of
 

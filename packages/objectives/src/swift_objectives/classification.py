@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
-from swift.config import problem_type_of
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.errors import ConfigError
 from swift.objectives.base import PerSampleObjective, viewed
+from swift.parsing import problem_type_of
 from swift_objectives.encodings.classification import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationEncoding
 
 if TYPE_CHECKING:

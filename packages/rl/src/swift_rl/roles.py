@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swift.contracts import EngineModel, ModelRole, RoundWork
 from swift.errors import ConfigError
-from swift.tuners.selected import ends_when_off, tuner_of
+from swift.plugins.tuner import ends_when_off, tuner_of
 from swift_rl.correction import mode_of
 from swift_rl.reward_options import is_address
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from swift.checkpoint import read_manifest
-from swift.config import FEATURE_SWITCHES
-from swift.config.parse import config_from_mapping
 from swift.contracts import RequestedRun, StepResult, World
 from swift.errors import UnsupportedLayout, listed
 from swift.hookspecs import lazy_hooks, resolve_hook
+from swift.parsing import FEATURE_SWITCHES, config_from_mapping
 from swift.plugins import load_plugin, open_hooks
 from swift.terminal import say_nothing
 from swift_testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from swift.config.parse import config_from_mapping
 from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, ModelSource, Reloaded, Run, WeightStream
 from swift.errors import SwiftError
 from swift.export import export_checkpoint
 from swift.hookspecs import ExporterHooks
+from swift.parsing import config_from_mapping
 from swift.plugins import load_plugin, open_hooks
 from swift.train import train
 from swift_testing.subjects import conversations, write_jsonl, write_model

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from swift.config.parse import config_from_mapping
 from swift.config.sections import ExportSection
 from swift.errors import SwiftError
 from swift.export import export_checkpoint
+from swift.parsing import config_from_mapping
 from swift.train import Loop, open_job
 from swift_testing.checks import near
 from swift_testing.crew import run_jobs, succeeded

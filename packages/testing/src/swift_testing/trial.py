@@ -18,9 +18,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from swift.config.parse import config_from_mapping
 from swift.contracts import LossSums, ModelRole, ModelView, StepRecord, StepResult
 from swift.data.batch import MicroBatch
+from swift.parsing import config_from_mapping
 from swift.train import Job, Loop, open_job
 from swift_testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
 from swift_testing.crew import FinalResult

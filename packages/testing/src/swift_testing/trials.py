@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
-from swift.config.parse import Parsed, config_from_mapping
 from swift.config.sections import Config
 from swift.contracts import Capabilities
 from swift.data import prepare_data
 from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.models import MediaProcessor, open_source
+from swift.parsing import Parsed, config_from_mapping
 from swift.plugins import load_plugin, make_objective
 from swift.terminal import say_nothing
 from swift.toolkit import initial_head, tuner_of

@@ -95,7 +95,7 @@ def configure(args: list[str]) -> int:
     samples = typed.options.sample or 0
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_anywhere, check_here, check_layout, check_run
-    from swift.config.parse import parse
+    from swift.parsing import parse
     from swift.plugins.vocabularies import check_is_own
 
     check_is_own(typed.positional)

@@ -17,8 +17,8 @@ from swift.errors import UsageError, did_you_mean
 from swift.terminal import IMPORTS, print_line, print_note, waiting
 
 if TYPE_CHECKING:
-    from swift.config.parse import Parsed
     from swift.data.shards import Shard
+    from swift.parsing import Parsed
 
 USAGE = """\
 swift data build [pt|sft|rlhf] [config.yaml] [flags] --out FOLDER               tokenize a data set
@@ -90,8 +90,8 @@ def read_command(args: list[str], *, complete: bool = True) -> Build | Path:
     options = typed.options
     if options.out is None:
         raise UsageError("swift data build needs --out FOLDER.", hint=f"For example: {DataOptions.examples[0]}")
-    from swift.config.parse import parse
     from swift.data.shards import Shard
+    from swift.parsing import parse
 
     shard = Shard.parse(options.shard) if options.shard is not None else None
     parsed = parse([*typed.positional, *typed.passed_on], trained, complete=complete)

@@ -13,10 +13,10 @@ from swift.cli.options import flag_table, read_options
 from swift.config.flags import read_flags
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
-from swift.config.quantization_flags import check_bits
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination
+from swift.parsing.quantization_flags import check_bits
 from swift.terminal import IMPORTS, print_line, waiting
 from swift.untrusted import shown, typed_path
 

@@ -127,7 +127,7 @@ def show_training_help(command: str, args: Sequence[str]) -> None:
 
 def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
     """Return options of training, the most used first, each under its usual flag."""
-    from swift.config.aliases import flags_of
+    from swift.parsing.aliases import flags_of
 
     position = {key: number for number, key in enumerate(MOST_USED)}
     ordered = sorted(fields, key=lambda field: position.get(field.key, len(position)))
@@ -142,7 +142,7 @@ def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
 
 def flag_named(key: str) -> str:
     """Return the usual flag for a key of a run: an alias that takes the same values, or the key."""
-    from swift.config.aliases import aliases, flags_of
+    from swift.parsing.aliases import aliases, flags_of
 
     usual = [flag for flag in flags_of(key) if aliases()[flag].renames]
     return key if key in _NARROWER or not usual else usual[0]
@@ -150,10 +150,10 @@ def flag_named(key: str) -> str:
 
 def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
     """Return the plugin that the arguments besides `--help` select, or the default."""
-    from swift.config.aliases import COMMAND_OBJECTIVES, training_flags
     from swift.config.draft import Layer
     from swift.config.flags import read_flags
-    from swift.config.tasks import TRAINED_BY
+    from swift.parsing.aliases import COMMAND_OBJECTIVES, training_flags
+    from swift.parsing.tasks import TRAINED_BY
     from swift.plugins.kinds import KINDS
 
     table = training_flags()

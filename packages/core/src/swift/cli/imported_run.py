@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from swift.config.fields import core_fields
-from swift.config.parse import config_from_mapping
 from swift.contracts import Remark, TranslatedRun, TranslatedValue
 from swift.errors import ConfigError, NotTrainable, SwiftError
+from swift.parsing import config_from_mapping
 from swift.plugins import vocabularies
 from swift.plugins.vocabularies import ReadRun
 from swift.untrusted import shown

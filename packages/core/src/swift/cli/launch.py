@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 
-from swift.config.parse import Parsed
 from swift.contracts import RunSummary
+from swift.parsing import Parsed
 from swift.processes.group import (
     alone_in_slurm,
     check_port,

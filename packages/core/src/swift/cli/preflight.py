@@ -30,7 +30,6 @@ from swift.config.incompatibilities import (
     unsplit_stream,
 )
 from swift.config.own_options import ALL_LINEAR, LoraOptions
-from swift.config.parse import Parsed
 from swift.config.sections import Config
 from swift.contracts import ProcessLayout, RequestedRun, World
 from swift.data.sources.spec import parse_source
@@ -46,6 +45,7 @@ from swift.models.sizes import experts_of
 from swift.models.tokenizer import check_has_tokenizer
 from swift.models.weights_check import check_weights
 from swift.optim.selected import check_packages
+from swift.parsing import Parsed
 from swift.plugins.blame import failing
 from swift.plugins.entry import PluginEntry
 from swift.plugins.hooks import Hooks, open_hooks

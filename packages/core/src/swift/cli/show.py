@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from swift.config.parse import Parsed
 from swift.config.sections import Config
 from swift.contracts import ProcessLayout
 from swift.errors import SwiftError
+from swift.parsing import Parsed
 from swift.plugins.blame import error_line
 from swift.plugins.discover import allowed_plugins
 from swift.plugins.hooks import describe_plan

@@ -58,7 +58,7 @@ def train(command: str, args: list[str]) -> int:
     from swift.cli.launch import launch
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_here, check_run
-    from swift.config.parse import parse
+    from swift.parsing import parse
     from swift.plugins import planners
     from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all

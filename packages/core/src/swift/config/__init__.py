@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING
 from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from swift.config.capabilities import FEATURE_SWITCHES as FEATURE_SWITCHES
     from swift.config.draft import Assignment as Assignment
     from swift.config.draft import Draft as Draft
     from swift.config.draft import whole_number as whole_number
     from swift.config.fields import core_fields as core_fields
     from swift.config.files import read_yaml as read_yaml
-    from swift.config.flag_reading import flags_of_plugins as flags_of_plugins
-    from swift.config.flag_reading import read_flag as read_flag
-    from swift.config.flag_reading import read_third_party_flag as read_third_party_flag
     from swift.config.flags import Arity as Arity
     from swift.config.flags import TranslatedFlags as TranslatedFlags
     from swift.config.flags import Translation as Translation
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
     from swift.config.settings import Set as Set
     from swift.config.settings import Settings as Settings
     from swift.config.settings import sets as sets
-    from swift.config.tasks import problem_type_of as problem_type_of
-    from swift.config.translate import choice as choice
     from swift.config.translate import renamed as renamed
     from swift.config.translate import request as request
     from swift.config.translate import switch as switch
@@ -44,16 +38,13 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "capabilities": "FEATURE_SWITCHES",
         "draft": "Assignment Draft whole_number",
         "fields": "core_fields",
         "files": "read_yaml",
-        "flag_reading": "flags_of_plugins read_flag read_third_party_flag",
         "flags": "Arity TranslatedFlags Translation",
         "meanings": "Default Meaning NotNeeded Refused off",
         "settings": "Fallback Note Request Set Settings sets",
-        "tasks": "problem_type_of",
-        "translate": "choice renamed request switch unknown_value",
+        "translate": "renamed request switch unknown_value",
         "values": "as_switch literal names_in quoted",
     },
 )

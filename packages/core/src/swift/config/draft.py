@@ -14,7 +14,13 @@ from swift.config.problems import subject
 from swift.config.settings import Fallback, Note, Request, Setting
 from swift.config.values import coerce, literal, quoted
 from swift.errors import ConfigError
-from swift.plugins.known import MIXES
+
+MIXES = {
+    ("backend.name", frozenset({"megatron", "deepspeed"})): "One backend trains the whole model: Megatron for the "
+    "vision encoder and ZeRO 3 for the language model cannot be combined. Keep --backend megatron (the vision encoder "
+    "is whole on its first stage; --tp, --pp and --cp share the rest), or --deepspeed zero3, which shards both.",
+}
+"""(Key, two values that were both requested) → what to type instead of a mix that articles about training describe."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from swift.config.flags import Translation
-from swift.config.settings import Note, Request, Set, Setting, Settings
+from swift.config.settings import Request, Set, Setting
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 
@@ -17,7 +17,7 @@ def renamed(key: str) -> Translation:
 
 
 def request(name: str) -> Translation:
-    """Return a translation that leaves the value to `swift.config.requests`, or to `settle` of a vocabulary."""
+    """Return a translation that leaves the value to `swift.parsing.requests`, or to `settle` of a vocabulary."""
     return lambda _, value: (Request(name, value),)
 
 
@@ -29,28 +29,6 @@ def switch(key: str) -> Translation:
 def when_on(setting: Setting, *otherwise: Setting) -> Translation:
     """Return a translation of a switch: its setting when it is on, and the others when it is off."""
     return lambda source, value: (setting,) if as_switch(value, source) else otherwise
-
-
-def choice(choices: Mapping[str, Settings], flag: str = "") -> Translation:
-    """Return a translation of names; vocabularies may know further values of `flag`."""
-
-    def translate(source: str, value: Any) -> Settings:
-        name = str(value).lower()
-        return choices[name] if name in choices else further_value(flag, source, value, choices)
-
-    return translate
-
-
-def further_value(flag: str, source: str, value: Any, valid: Iterable[str]) -> Settings:
-    """Return what a value means that core's flag does not have; raise `ConfigError` where no vocabulary knows it."""
-    from swift.plugins.vocabularies import meaning_of_value
-
-    meant = meaning_of_value(flag, str(value).lower())
-    if meant is None:
-        raise unknown_value(source, value, valid)
-    if isinstance(meant, tuple):
-        return meant
-    return (Note(meant.check(source, value).removeprefix(f"{source} ")),)
 
 
 def unknown_value(source: str, value: Any, valid: Iterable[str]) -> ConfigError:

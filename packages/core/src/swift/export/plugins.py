@@ -52,9 +52,9 @@ class AdapterExporter:
         from peft import PeftConfig
 
         from swift.checkpoint.safetensors_write import write_safetensors
-        from swift.config.tasks import EMBEDDING, task_of
         from swift.models.adapter_file import ADAPTER_WEIGHTS
         from swift.models.sentence_files import write_sentence_files
+        from swift.parsing.tasks import EMBEDDING, task_of
 
         if request.adapter is None:
             raise ExportError("All weights were trained, so there is no adapter to export.", hint="Pass --to hf.")

@@ -12,7 +12,6 @@ from swift.checkpoint.load import Checkpoint, open_checkpoint
 from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.weights_location import check_finished, check_weights_of
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
-from swift.config.tasks import CAUSAL_LM, task_of
 from swift.contracts import WeightStream
 from swift.errors import CheckpointError, ExportError, UsageError
 from swift.export.calibration import calibration_rows
@@ -25,6 +24,7 @@ from swift.export.stored import base_of, stored_weights
 from swift.hookspecs import ExporterHooks
 from swift.models.config_file import read_config
 from swift.models.stored_task import settings_of_folder
+from swift.parsing.tasks import CAUSAL_LM, task_of
 from swift.terminal import Say, waiting
 from swift.untrusted import typed_path
 

@@ -21,7 +21,7 @@ from swift.models.precision import resolve_dtype
 from swift.models.quantize import Placer, quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run

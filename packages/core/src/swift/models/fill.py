@@ -13,7 +13,7 @@ from swift.models.heads import VALUE_HEAD
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
 from swift.models.plain_lora import is_start
 from swift.models.quantize import is_quantised
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run

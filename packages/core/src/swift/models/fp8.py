@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.incompatibilities import no_gpu_to_see
 from swift.errors import ModelError, UnsupportedLayout
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

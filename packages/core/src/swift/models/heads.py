@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
-from swift.config.tasks import EMBEDDING
 from swift.errors import ModelError
 from swift.models.classes import causal_class, has_encoder
+from swift.parsing.tasks import EMBEDDING
 
 if TYPE_CHECKING:
     from swift.contracts import WeightStream

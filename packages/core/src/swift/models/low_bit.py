@@ -11,7 +11,7 @@ from swift.models.meta import meta_model
 from swift.models.names import NameMap, name_map
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import in_low_bit, layers_to_quantise
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run, WeightStream

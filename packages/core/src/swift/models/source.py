@@ -15,7 +15,6 @@ import torch
 import xxhash
 
 from swift.config.sections import ModelSection
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError, listed
 from swift.models.classes import DECODERS, auto_class, causal_name, encoder_class, has_encoder, refusal
 from swift.models.config_file import CONFIG, read_config
@@ -32,6 +31,7 @@ from swift.models.sentence_files import write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
 from swift.models.trust import TRUST_FLAG
 from swift.models.weights_check import check_finite, check_weights
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.untrusted import read_json_object
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 from swift.errors import ModelError
 from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.sentence_files import stored_pooling
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 
 _HEAD = ".score.weight"
 _TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}

@@ -29,8 +29,8 @@ from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.peft_modules import attach_peft
 from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
+from swift.plugins.tuner import tuner_of
 from swift.terminal import summary_of
-from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.sections import TunerSection

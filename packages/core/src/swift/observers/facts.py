@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swift.config.own_options import LoraOptions
-from swift.config.tasks import CAUSAL_LM, returns
 from swift.contracts import DataFacts, Decision, RejectedSamples, Run, RunSummary
 from swift.observers.text import figure, plural
 from swift.optim.schedule import Schedule
+from swift.parsing.tasks import CAUSAL_LM, returns
 from swift.terminal import summary_of
 
 

@@ -20,7 +20,7 @@ from swift.optim.selected import check_packages
 from swift.plugins.blame import blaming, failing
 from swift.plugins.load import load_optimizer
 from swift.plugins.return_values import wrong
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.sections import OptimSection, TunerSection

@@ -92,14 +92,6 @@ REMARKS = {
 """(Requested backend, backend that has what it lacks) → what else the user should know."""
 
 
-MIXES = {
-    ("backend.name", frozenset({"megatron", "deepspeed"})): "One backend trains the whole model: Megatron for the "
-    "vision encoder and ZeRO 3 for the language model cannot be combined. Keep --backend megatron (the vision encoder "
-    "is whole on its first stage; --tp, --pp and --cp share the rest), or --deepspeed zero3, which shards both.",
-}
-"""(Key, two values that were both requested) → what to type instead of a mix that articles about training describe."""
-
-
 def install_command(group: str, name: str) -> str | None:
     """Return the command that installs a known plugin; None for a name that this project does not publish."""
     extra = KNOWN.get(group, {}).get(name)

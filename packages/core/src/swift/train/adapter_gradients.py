@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from swift.errors import listed
 from swift.models.peft_targets import short_names
-from swift.tuners.selected import tuner_of
+from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import StepRecord, WeightStream

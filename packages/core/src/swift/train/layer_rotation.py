@@ -15,8 +15,8 @@ import torch
 from swift.checkpoint import before_update
 from swift.data.store import hash_of
 from swift.models.names import canonical_parameters
+from swift.plugins.tuner import SelectedTuner, tuner_of
 from swift.processes.comms import Comms
-from swift.tuners.selected import SelectedTuner, tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run

@@ -30,8 +30,8 @@ from swift.train.sums import NonFiniteStep
 from swift.train.time_breakdown import StepMeter
 
 if TYPE_CHECKING:
-    from swift.config.parse import Parsed
     from swift.data.batch import Batch
+    from swift.parsing import Parsed
 
 
 def train(

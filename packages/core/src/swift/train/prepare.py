@@ -17,10 +17,8 @@ import torch
 from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
-from swift.config.capabilities import lacking_media
 from swift.config.incompatibilities import uneven_batch
 from swift.config.sections import Config
-from swift.config.tasks import CAUSAL_LM
 from swift.contracts import (
     BatchSchedule,
     DataFacts,
@@ -48,11 +46,14 @@ from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
 from swift.models.source import as_exported, open_source
 from swift.optim.schedule import Schedule
+from swift.parsing.capabilities import lacking_media
+from swift.parsing.tasks import CAUSAL_LM
 from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, observers_of
 from swift.plugins.objective import make_objective
+from swift.plugins.tuner import tuner_of
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -81,13 +82,12 @@ from swift.train.scheduling import (
     batch_schedule_of,
 )
 from swift.train.send_weights import send_weights
-from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
-    from swift.config.parse import Parsed
     from swift.contracts import InferenceEngine, ModelSource, TrainState, WeightStream
     from swift.data.encodings import Encoding
     from swift.models.source import HfSource
+    from swift.parsing import Parsed
 
 
 @dataclass(frozen=True)

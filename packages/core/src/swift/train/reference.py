@@ -19,8 +19,8 @@ from swift.data.store import ReferencedSamples, SampleSet, hash_of
 from swift.errors import ConfigError
 from swift.models.precision import resolve_dtype
 from swift.objectives.score import SegmentScore
+from swift.plugins.tuner import ends_when_off, tuner_of
 from swift.terminal import progress
-from swift.tuners.selected import ends_when_off, tuner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -32,8 +32,8 @@ from swift.train.sample_file import write_samples
 from swift.train.scheduling import restore_schedule
 
 if TYPE_CHECKING:
-    from swift.config.parse import Parsed
     from swift.contracts import OpenedRun
+    from swift.parsing import Parsed
     from swift.train.job import Job
 
 PATIENCE = 120.0

@@ -10,12 +10,12 @@ from swift.checkpoint.load import Checkpoint
 from swift.checkpoint.manifest import RoleRecord
 from swift.checkpoint.save import before_update
 from swift.checkpoint.writers import owned_writer
-from swift.config.capabilities import check_capabilities
-from swift.config.tasks import check_labels
 from swift.contracts import ForwardResult, ModelRole, Objective, OpenedRun, Run, StepResult, TrainState, WeightStream
 from swift.errors import CheckpointError, ConfigError, SwiftError, UnsupportedLayout
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
+from swift.parsing.capabilities import check_capabilities
+from swift.parsing.tasks import check_labels
 from swift.plugins.hooks import Hooks
 from swift.plugins.load import load_tuner
 from swift.train.following import follow

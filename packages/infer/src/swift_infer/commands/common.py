@@ -48,7 +48,7 @@ def returns_scores(options: AnyTaskOptions) -> bool:
             )
         return False
     from swift.checkpoint import find_weights, is_generative_reranker
-    from swift.config.tasks import CAUSAL_LM, returns
+    from swift.parsing.tasks import CAUSAL_LM, returns
 
     location = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
     task = location.weights.task

@@ -30,7 +30,7 @@ class ServeCommand:
                 "swift serve needs a model before the flags.",
                 hint="For example: swift serve output/my-model/v0-20260101-120000",
             )
-        from swift.config.tasks import CAUSAL_LM
+        from swift.parsing.tasks import CAUSAL_LM
         from swift.plugins import load_engine, serve_model
 
         engine = load_engine(options.engine)  # report an unknown name first

@@ -15,7 +15,6 @@ from swift.checkpoint import (
     is_generative_reranker,
 )
 from swift.config.sections import ModelSection
-from swift.config.tasks import CAUSAL_LM, check_generates, returns
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
 from swift.models import (
@@ -28,6 +27,7 @@ from swift.models import (
 )
 from swift.models.adapter_file import ADAPTER_CONFIG
 from swift.models.files import SafetensorsFolder
+from swift.parsing.tasks import CAUSAL_LM, check_generates, returns
 from swift.terminal import waiting
 from swift.untrusted import typed_path
 from swift_infer.servers.program import cache_folder

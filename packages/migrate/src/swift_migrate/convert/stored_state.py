@@ -10,9 +10,9 @@ from swift.contracts import ModelSource, TrainedState
 from swift.errors import CheckpointError
 from swift.models import is_start
 from swift.optim import Schedule
+from swift.plugins.tuner import tuner_of
 from swift.terminal import say_nothing
 from swift.toolkit import apply_tuner, model_name, optim_name
-from swift.tuners.selected import tuner_of
 from swift_migrate.convert.hf_folder import ADAM
 from swift_migrate.convert.trainer_order import pieces_by_parameter, skeleton_of, trainer_groups
 

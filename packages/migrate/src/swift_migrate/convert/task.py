@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
 from swift.contracts import ThirdPartyCheckpoint
 from swift.errors import CheckpointError
 from swift.models import HfSource, read_config, settings_of_adapter, settings_of_folder
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
 from swift.terminal import Say
 from swift.toolkit import ADAPTER, HEAD
 from swift_migrate.convert.hf_folder import PREFIX, HfFolder

@@ -1,6 +1,6 @@
 """Third-party flags of training without a key here, and the meaning of each.
 
-A flag whose value swift can use is an alias (`swift.config.aliases`). The others are here, so that none is ignored
+A flag whose value swift can use is an alias (`swift.parsing.aliases`). The others are here, so that none is ignored
 silently. They work on the command line, in YAML files and as keywords. To add one, write a row into its topic:
 `("flag", "other_spelling"): meaning`, flags with `_`. A meaning is one of
 

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config import flags_of_plugins, names_in
+from swift.config import names_in
+from swift.parsing import flags_of_plugins
 from swift_migrate.imports.recipe import RecipeImport, is_off
 from swift_migrate.imports.rules import Rule, Table, absent, apply, to, unneeded
 

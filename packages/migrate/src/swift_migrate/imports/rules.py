@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swift.config import core_fields, names_in, read_flag, read_third_party_flag
+from swift.config import core_fields, names_in
+from swift.parsing import read_flag, read_third_party_flag
 from swift_migrate.imports.recipe import RecipeImport, is_off
 
 Rule = Callable[[RecipeImport, str, Any], None]

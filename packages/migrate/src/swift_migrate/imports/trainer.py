@@ -1,6 +1,6 @@
 """The Hugging Face Trainer's `TrainingArguments`, which most programs extend.
 
-Arguments that are also flags of swift are not listed here, but in `swift.config.aliases`.
+Arguments that are also flags of swift are not listed here, but in `swift.parsing.aliases`.
 """
 
 from __future__ import annotations

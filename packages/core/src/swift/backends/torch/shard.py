@@ -20,8 +20,8 @@ from swift.models.media import ProcessorReader
 from swift.models.parts import reaches_trained
 from swift.models.step_copies import use_copies, weights_cast_once
 from swift.models.view import ViewModule
+from swift.plugins.tuner import tuner_of
 from swift.train.sums import GlobalSums
-from swift.tuners.selected import tuner_of
 
 
 class DataParallelState(TorchState):

@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from swift.config.tasks import CAUSAL_LM
 from swift.errors import ModelError, SwiftError
 from swift.export.verify.compare import Outputs
 from swift.files import replace_file
+from swift.parsing.tasks import CAUSAL_LM
 from swift.terminal import waiting
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_")

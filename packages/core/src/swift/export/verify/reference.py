@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.export.verify.compare import Outputs, Prompt, Reference
@@ -19,6 +18,7 @@ from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.quiet import without_bitsandbytes
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, task_of
 
 _PROMPT_STRINGS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening.",

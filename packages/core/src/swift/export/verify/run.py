@@ -14,7 +14,6 @@ from safetensors import safe_open
 from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
 from swift.checkpoint.safetensors_write import tensor_bytes
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.export.destination import VERIFICATION
@@ -29,6 +28,7 @@ from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.classes import auto_class
 from swift.models.heads import class_of_task, loads_in_transformers
 from swift.models.quiet import without_bitsandbytes
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 
 BIT_FOR_BIT = "bit for bit"
 _CONFIGURATION = (

@@ -16,11 +16,11 @@ import torch
 
 from swift.config.media import KINDS, NAMES
 from swift.config.sections import DataSection
-from swift.config.tasks import CAUSAL_LM, task_of
 from swift.contracts import ModelSource
 from swift.errors import ExportError
 from swift.export.job import trusted
 from swift.models.media_processor import MediaProcessor, load_processor
+from swift.parsing.tasks import CAUSAL_LM, task_of
 
 _QUESTION = "What is it?"
 _SIZE = (320, 240)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from swift.config.tasks import CAUSAL_LM, returns, task_of
 from swift.errors import ExportError, ModelError
 from swift.export.job import ExportJob, is_adapter, trusted
 from swift.export.verify.compare import Reference, Tolerance, compare
+from swift.parsing.tasks import CAUSAL_LM, returns, task_of
 from swift.plugins.discover import list_plugins
 from swift.plugins.known import ENGINE, ENGINE_TITLE, install_command
 from swift.plugins.load import load_engine

@@ -1,4 +1,4 @@
-"""From a command line, or the keywords of a call, to a validated run: read here, resolved in `swift.config.resolve`.
+"""From a command line, or the keywords of a call, to a validated run: read here, resolved in `swift.parsing.resolve`.
 
 Flags take precedence over a YAML file.
 """
@@ -14,18 +14,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from swift.config.aliases import MACHINES, training_flags
 from swift.config.draft import Assignment, Draft, Layer
 from swift.config.files import read_yaml
 from swift.config.flags import Flag, FlagTable, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.options import RunsCode
-from swift.config.plugin_flags import with_aliases_of_options
-from swift.config.resolve import Parsed as Parsed
-from swift.config.resolve import resolve
 from swift.config.sections import Config
 from swift.config.values import clipped, quoted
 from swift.errors import ConfigError, UsageError
+from swift.parsing.aliases import MACHINES, training_flags
+from swift.parsing.plugin_flags import with_aliases_of_options
+from swift.parsing.resolve import Parsed as Parsed
+from swift.parsing.resolve import resolve
 from swift.plugins.known import FLAGS_OF_BACKENDS, KNOWN
 from swift.plugins.load import (
     find,

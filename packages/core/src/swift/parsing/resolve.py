@@ -19,22 +19,22 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import COMMAND_OBJECTIVES
-from swift.config.capabilities import check_capabilities, check_export
 from swift.config.draft import Draft, Layer, merge
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
-from swift.config.objective_defaults import set_defaults
 from swift.config.options import Section
-from swift.config.plugin_flags import flag_topics
 from swift.config.problems import config_error, subject
-from swift.config.requests import settle_layer, settle_requests
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection
 from swift.config.sources import naming_sources
-from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
 from swift.errors import ConfigError, SwiftError
+from swift.parsing.aliases import COMMAND_OBJECTIVES
+from swift.parsing.capabilities import check_capabilities, check_export
+from swift.parsing.objective_defaults import set_defaults
+from swift.parsing.plugin_flags import flag_topics
+from swift.parsing.requests import settle_layer, settle_requests
+from swift.parsing.tasks import TRAINED_BY, check_task, for_objective
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins, only_installed
 from swift.plugins.hooks import core_settings

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from swift.config.cadence import settle_cadence
 from swift.config.draft import Assignment, Draft, Layer, whole_number
-from swift.config.plugin_flags import flag_topics
-from swift.config.quantization_flags import settle_quantization
 from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError, PluginError
+from swift.parsing.cadence import settle_cadence
+from swift.parsing.plugin_flags import flag_topics
+from swift.parsing.quantization_flags import settle_quantization
 from swift.plugins.known import ONLINE_OBJECTIVES
 from swift.untrusted import parse_json
 

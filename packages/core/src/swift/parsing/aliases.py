@@ -2,7 +2,7 @@
 
 Flags are spelled with `_`; `-` means the same. Most flags rename one key. The others translate their value: `--bf16`
 sets `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. `swift.config.settings` has what a flag may
-mean; requests become keys in `swift.config.requests`.
+mean; requests become keys in `swift.parsing.requests`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from swift.config import quantization_flags
-from swift.config import translations as to
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
-from swift.config.plugin_flags import flag_topics
 from swift.config.settings import Fallback, Request, Set
-from swift.config.third_party import third_party_flags
-from swift.config.translate import choice, renamed, request, switch, when_on
+from swift.config.translate import renamed, request, switch, when_on
 from swift.errors import PluginError
+from swift.parsing import quantization_flags
+from swift.parsing import translations as to
+from swift.parsing.choices import choice
+from swift.parsing.plugin_flags import flag_topics
+from swift.parsing.third_party import third_party_flags
 
 if TYPE_CHECKING:
     from swift.contracts import FlagTopic

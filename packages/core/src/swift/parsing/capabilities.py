@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.config.media import PLURALS
-from swift.config.tasks import view_of
 from swift.contracts import Acts, Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedLayout
+from swift.parsing.tasks import view_of
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command

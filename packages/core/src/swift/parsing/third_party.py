@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from swift.config.flags import Arity
 from swift.config.meanings import Default, Meaning
-from swift.config.plugin_flags import flag_topics
+from swift.parsing.plugin_flags import flag_topics
 
 if TYPE_CHECKING:
     from swift.contracts import FlagTopic

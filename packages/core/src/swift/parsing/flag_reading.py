@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift.config.aliases import aliases
 from swift.config.meanings import NotNeeded, Refused
-from swift.config.plugin_flags import flag_topics
 from swift.config.settings import Fallback, Note, Request
-from swift.config.third_party import third_party_flag
 from swift.config.values import names_in
 from swift.errors import SwiftError
+from swift.parsing.aliases import aliases
+from swift.parsing.plugin_flags import flag_topics
+from swift.parsing.third_party import third_party_flag
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Translations of flags into settings: `--bf16` into `model.dtype`, `--cutoff_len` into two keys.
 
-Each takes a flag as typed and its value; `swift.config.aliases` maps flags to translations.
+Each takes a flag as typed and its value; `swift.parsing.aliases` maps flags to translations.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from swift.config.fields import core_fields
 from swift.config.flags import Translation
 from swift.config.sections import Shape
 from swift.config.settings import Fallback, Note, Request, Set, Settings, sets
-from swift.config.translate import choice, further_value
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
+from swift.parsing.choices import choice, further_value
 from swift.plugins.discover import list_plugins, only_installed
 from swift.plugins.vocabularies import meaning_of_value
 
