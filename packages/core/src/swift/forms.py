@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from swift.cli.commands import TRAINING, commands
 from swift.cli.help import MOST_USED, flag_named, groups_of
 from swift.cli.options import options_of, read_options
-from swift.config.aliases import COMMAND_OBJECTIVES
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory, Run, World
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from swift.config.parse import Parsed
 
-__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "command_of", "form_of", "resume_argv"]
+__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "form_of", "resume_argv"]
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,6 @@ class CheckedCommand:
     """URLs that it copies checkpoints or exports to."""
     expected: ExpectedMemory | None = None
     """Estimate of an installed planner, if requested."""
-
-
-def command_of(objective: str) -> str:
-    """Return the command that trains an objective."""
-    if all(objective not in names for names in COMMAND_OBJECTIVES.values()):
-        return "rlhf"
-    return next((command for command, names in COMMAND_OBJECTIVES.items() if names[0] == objective), "train")
 
 
 def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[FormSection]:

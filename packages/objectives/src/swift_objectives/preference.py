@@ -80,6 +80,8 @@ class Judged:
 class PairObjective(PerSampleObjective[Options]):
     """A mean over pairs; a subclass judges them."""
 
+    command = "rlhf"
+
     @property
     def encoding(self) -> PreferenceEncoding:  # type: ignore[override] # the base class has a plain member
         """Return how rows are read; help imports no encoding."""

@@ -44,6 +44,7 @@ class ProcessReward(BaseObjective[ProcessRewardOptions]):
 
     options_model = ProcessRewardOptions
     name = "prm"
+    command = "rlhf"
     needs = frozenset({Need.VALUES})
     task = "value"
     num_labels = 1

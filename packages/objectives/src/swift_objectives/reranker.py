@@ -87,6 +87,7 @@ class Groups:
 class _Reranker(BaseObjective[Options]):
     """A loss over the documents of each query; a subclass reads their scores from the view."""
 
+    command = "sft"
     options: Any
     encoding: RerankerEncoding
 

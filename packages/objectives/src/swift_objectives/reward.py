@@ -37,6 +37,7 @@ class RewardModel(PerSampleObjective[RewardModelOptions]):
 
     options_model = RewardModelOptions
     name = "rm"
+    command = "rlhf"
     needs = frozenset({Need.SCORES})
     task = "reward"
     num_labels = 1

@@ -28,6 +28,7 @@ class Ppo(BaseObjective[PpoOptions]):
 
     options_model = PpoOptions
     name = "ppo"
+    command = "rlhf"
     encoding = PromptEncoding()
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = POLICY_DEFAULTS
 

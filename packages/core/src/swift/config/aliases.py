@@ -20,6 +20,7 @@ from swift.config.compat.usual import choice, renamed, request, switch, when_on
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
 from swift.config.plugin_flags import flag_topics
+from swift.config.tasks import task_type
 from swift.errors import PluginError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 _ALL_UNLESS_SET = {"?data.loss_on": "all"}
 _TRANSLATED: TranslatedFlags = (
     (("model_type",), "model.path", "value", request("model_type")),
-    (("task_type",), "model.task", "value", choice(to.TASKS)),
+    (("task_type",), "model.task", "value", task_type),
     (("torch_dtype", "dtype"), "model.dtype", "value", choice(to.DTYPES)),
     (("bf16",), "model.dtype", "switch", when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
     (("fp16", "use_fp16"), "model.dtype", "switch", when_on({"model.dtype": "float16"}, {"@no_fp16": True})),
@@ -217,9 +218,6 @@ _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; they repeat environment variables."""
 OPEN_SECTIONS = ("backend", "export", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
-
-COMMAND_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}
-"""Command → the objectives that it trains, the default first. `rlhf` takes all others, `train` takes any."""
 
 MACHINES = ("nnodes", "node_rank", "master_addr", "master_port")
 """Flags of torchrun that stand for the environment variables of the same names."""

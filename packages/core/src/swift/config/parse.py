@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import COMMAND_OBJECTIVES, MACHINES, training_flags
+from swift.config.aliases import MACHINES, training_flags
 from swift.config.capabilities import check_capabilities, check_export
 from swift.config.compat.environment import set_by_environment
 from swift.config.draft import Assignment, Draft, contradiction, merge, nest, source_of
@@ -31,11 +31,11 @@ from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection, Section
-from swift.config.tasks import TRAINED_BY, check_task, for_objective
+from swift.config.tasks import TASKS, check_task, for_objective, trained_by
 from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins, only_installed
+from swift.plugins.discover import list_plugins, objective_names, only_installed
 from swift.plugins.hooks import core_settings
 from swift.plugins.known import KNOWN, PACKAGES
 from swift.plugins.load import (
@@ -390,33 +390,29 @@ def _name_objective(merged: dict[str, Assignment], command: str, notes: list[str
     """Set the objective that the command or the model's task implies; refuse one that the command does not train."""
     requested = merged.get("objective.name")
     task = merged.get("model.task")
-    if requested is None and task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
-        requested = merged["objective.name"] = Assignment(TRAINED_BY[task.value], task.source)
-    trained = COMMAND_OBJECTIVES.get(command)
-    if trained is not None:
-        if requested is not None and requested.value not in trained:
+    if requested is None and task is not None and (default := trained_by(str(task.value))) is not None:
+        requested = merged["objective.name"] = Assignment(default, task.source)
+        if task.value not in TASKS:
+            del merged["model.task"]  # it is the objective's name
+    if requested is None:
+        if (default := trained_by(command)) is not None:
+            merged["objective.name"] = Assignment(default, f"swift {command}")
+            if default != command:
+                notes.append(f"The objective is {default}, the default; --rlhf_type selects another.")
+        elif command != "train":
+            find("swift.commands", command)
+    elif command != "train" and requested.value in objective_names():
+        trains = load_objective(requested.value).object.command
+        if trains not in (command, "train"):
             raise ConfigError(
                 f"swift {command} does not train the objective {quoted(requested.value)} ({requested.source}).",
-                hint=f"Type: swift {_command_of(requested.value) or f'train --objective {requested.value}'}",
-            )
-        merged.setdefault("objective.name", Assignment(trained[0], f"swift {command}"))
-    elif command == "rlhf":
-        if requested is None:
-            merged["objective.name"] = Assignment("dpo", "swift rlhf")
-            notes.append("The objective is dpo, the default; --rlhf_type selects another.")
-        elif _command_of(requested.value):
-            raise ConfigError(
-                f"swift rlhf does not train the objective {quoted(requested.value)} ({requested.source}).",
-                hint=f"Type: swift {_command_of(requested.value)}",
+                hint=f"Type: swift {_command_of(requested.value, trains)}",
             )
 
 
-def _command_of(objective: Any) -> str | None:
-    """Return the arguments after `swift` that train an objective; None where it has no command of its own."""
-    command = next((command for command, objectives in COMMAND_OBJECTIVES.items() if objective in objectives), None)
-    if command is None or objective == COMMAND_OBJECTIVES[command][0]:
-        return command
-    return f"{command} --task_type {objective}"
+def _command_of(objective: str, command: str) -> str:
+    """Return the arguments after `swift` that train an objective with its command."""
+    return command if trained_by(command) == objective else f"{command} --objective {objective}"
 
 
 def _check_complete(config: Config, command: str) -> None:

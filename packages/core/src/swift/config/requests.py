@@ -11,11 +11,10 @@ from swift.config.cadence import settle_cadence
 from swift.config.compat.fsdp import settle_fsdp
 from swift.config.compat.megatron import settle_megatron
 from swift.config.compat.quantisation import settle_quantisation
-from swift.config.draft import Assignment, Draft, set_consistently, whole_number
+from swift.config.draft import Assignment, Draft, whole_number
 from swift.config.plugin_flags import flag_topics
 from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError
-from swift.plugins.known import ONLINE_OBJECTIVES
 from swift.untrusted import parse_json
 
 Merged = dict[str, Assignment]
@@ -35,10 +34,10 @@ def settle(merged: Merged) -> list[str]:
     settle_quantisation(merged, notes)
     settle_fsdp(merged, notes)
     settle_megatron(merged, notes)
-    _max_prompt_length(merged)
     for topic in flag_topics():
         if topic.settle is not None:
             topic.settle(merged, notes)
+    _max_prompt_length(merged)
     _weights_of_checkpoint(merged, notes)
     _best_at_the_end(merged, notes)
     _recomputation(merged, notes)
@@ -228,15 +227,10 @@ def _max_samples(merged: Merged) -> None:
 
 
 def _max_prompt_length(merged: Merged) -> None:
-    """Read the limit of prompts as `data.max_length` for objectives that read prompts."""
+    """Refuse a limit of prompts alone, which no vocabulary has read."""
     request = merged.pop("@max_prompt_length", None)
     if request is None or str(request.value).lower() in ("none", "null"):
         return
-    objective = merged.get("objective.name")
-    if objective is None or objective.value not in ONLINE_OBJECTIVES:
-        raise ConfigError(
-            f"{request.source} is not supported: prompt and completion have one limit together.",
-            hint="Type --max_length N",
-        )
-    set_consistently(merged, "data.max_length", request.value, request.source)
-    merged.setdefault("data.truncation", Assignment("left", request.source))
+    raise ConfigError(
+        f"{request.source} is not supported: prompt and completion have one limit together.", hint="Type --max_length N"
+    )

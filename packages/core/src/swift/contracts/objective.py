@@ -53,7 +53,9 @@ class Objective(ABC):
     encoding: str | Encoding = "chat"
     """How rows become samples: 'text', 'chat', or an `Encoding` of a plugin."""
     task: str = "causal_lm"
-    """`model.task` where the user names none."""
+    """`model.task` where the user names none. `--task_type` takes the objective's own name too."""
+    command: ClassVar[str] = "train"
+    """The command that trains it, such as 'sft' or 'rlhf': others refuse it, except `train`. With 'train' none does."""
     num_labels: int | None = None
     """How many labels a head must have for the objective."""
     adapters_off: bool = False

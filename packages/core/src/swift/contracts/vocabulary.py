@@ -111,6 +111,8 @@ class FlagTopic:
     """Third-party flags without a key: not needed, accepted with some values, or refused."""
     losses: Mapping[str, Settings | Meaning] = field(default_factory=dict)
     """Further value of `--loss_type` → what it sets, or why it is refused."""
+    trained_by: Mapping[str, str] = field(default_factory=dict)
+    """Task of models, or command that trains → the objective where the user names none."""
     settle: Callable[[dict[str, Assignment], list[str]], None] | None = None
     """Replaces requests (keys that begin with `@`) by keys once all settings are known, and adds notes for the user."""
     options: frozenset[str] = frozenset()

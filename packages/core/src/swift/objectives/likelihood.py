@@ -29,6 +29,7 @@ class Sft(BaseObjective[LikelihoodOptions]):
 
     options_model = LikelihoodOptions
     name = "sft"
+    command = "sft"
     encoding = "chat"
 
     def __init__(self, options: LikelihoodOptions) -> None:
@@ -58,4 +59,5 @@ class Pretrain(Sft):
     """Train on plain text, where every token is a target."""
 
     name = "pt"
+    command = "pt"
     encoding = "text"

@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import metadata
 
 from swift.plugins.entry import CORE, GROUPS, PluginEntry, normal_name, printable
+from swift.plugins.known import KNOWN
 
 ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable.
@@ -38,6 +39,12 @@ def only_installed(group: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return those of the names whose plugins are installed and allowed."""
     installed = {entry.name for entry in list_plugins(group) if entry.allowed}
     return tuple(name for name in names if name in installed)
+
+
+def objective_names() -> tuple[str, ...]:
+    """Return the names of objectives: of this project's, installed or not, and of the others that are installed."""
+    installed = (entry.name for entry in list_plugins("swift.objectives") if entry.allowed)
+    return tuple(dict.fromkeys((*installed, *KNOWN["swift.objectives"])))
 
 
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:

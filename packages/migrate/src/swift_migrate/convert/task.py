@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, trained_by
 from swift.errors import CheckpointError
 from swift.models import read_config, settings_of_adapter, settings_of_folder
 from swift.terminal import Say
@@ -58,7 +58,7 @@ def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict
 
 def resume_command(source: HfSource, args: TrainingArgs) -> str:
     """Return the command that trains a model of this task."""
-    objective = args.objective or TRAINED_BY.get(source.task)
+    objective = args.objective or ("rm" if source.task == "reward" else trained_by(source.task))
     if source.task == CAUSAL_LM:
         return "swift sft"
     if objective == "rm":

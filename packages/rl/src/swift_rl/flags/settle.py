@@ -10,6 +10,8 @@ from swift.errors import ConfigError
 from swift.untrusted import parse_json
 
 _VLLM, _VLLM_TITLE, _TRANSFORMERS = "vllm", "vLLM", "transformers"
+OBJECTIVES = ("gkd", "grpo", "ppo")
+"""Objectives that sample completions during training."""
 Merged = dict[str, Assignment]
 _ENVIRONMENT = "objective.environment"
 _ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
@@ -21,10 +23,22 @@ _PORT = 8000
 
 def settle_online(merged: Merged, notes: list[str]) -> None:
     """Replace requests about rollouts by keys, in place."""
+    _max_prompt_length(merged)
     _environment(merged, notes)
     _engine(merged, notes)
     _engine_settings(merged, notes)
     _steps(merged, notes)
+
+
+def _max_prompt_length(merged: Merged) -> None:
+    """Read the limit of prompts as `data.max_length` for objectives that read prompts."""
+    objective, limit = merged.get("objective.name"), merged.get("@max_prompt_length")
+    if objective is None or objective.value not in OBJECTIVES or limit is None:
+        return
+    del merged["@max_prompt_length"]
+    if str(limit.value).lower() not in ("none", "null"):
+        set_consistently(merged, "data.max_length", limit.value, limit.source)
+        merged.setdefault("data.truncation", Assignment("left", limit.source))
 
 
 def _environment(merged: Merged, notes: list[str]) -> None:

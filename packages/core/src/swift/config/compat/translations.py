@@ -19,7 +19,7 @@ from swift.config.plugin_flags import flag_topics
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
-from swift.plugins.discover import list_plugins, only_installed
+from swift.plugins.discover import list_plugins, objective_names, only_installed
 
 
 def deepspeed(_source: str, value: Any) -> Settings:
@@ -79,10 +79,10 @@ def optimizer_arguments(source: str, value: Any) -> Settings:
 
 
 def tuner(source: str, value: Any) -> Settings:
-    """Accept core's names and those of installed plugins; refuse well-known others with the reason."""
-    name = str(value).lower()
-    if name in TRAIN_TYPES or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
-        return choice(TRAIN_TYPES, UNSUPPORTED_TUNERS)(source, value)
+    """Accept tuners and objectives, those of installed plugins included; refuse well-known others with the reason."""
+    types = {**{name: {"objective.name": name} for name in objective_names()}, **TRAIN_TYPES}
+    if str(value).lower() in types or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
+        return choice(types, UNSUPPORTED_TUNERS)(source, value)
     return {"tuner.kind": value}
 
 
@@ -98,7 +98,7 @@ def loss_type(source: str, value: Any) -> Settings:
             if isinstance(meant, Mapping):
                 return dict(meant)
             return {NOTE: meant.check(source, value)}
-    return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
+    return {"objective.loss": value}
 
 
 def no_dropout(source: str, value: Any) -> Settings:
@@ -212,21 +212,8 @@ TRAIN_TYPES: dict[str, Settings] = {
     "dora": {"tuner.kind": "lora", "tuner.dora": True},
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
     **_each("tuner.kind", "miss", "oft", "hira", "loha", "lokr"),
-    **_each("objective.name", "pt", "cpt", value="pt"),
-    **_each("objective.name", "sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd"),
+    "cpt": {"objective.name": "pt"},
 }
-TASKS: dict[str, Settings] = {
-    **_each("model.task", "causal_lm", "seq_cls", "embedding", "reward", "value"),
-    **_each("objective.name", "reranker", "generative_reranker", "prm"),
-}
-"""ms-swift's reranker and prm tasks are objectives here, for a model of another task."""
-LOSSES_OF_RERANKERS: dict[str, Settings] = {
-    "pointwise_reranker": {"?objective.name": "reranker", "objective.loss": "pointwise"},
-    "listwise_reranker": {"?objective.name": "reranker", "objective.loss": "listwise"},
-    "generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "pointwise"},
-    "listwise_generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "listwise"},
-}
-"""ms-swift's names of losses; the last two also select the objective."""
 DTYPES: dict[str, Settings] = {
     **_each("model.dtype", "auto"),
     **_each("model.dtype", "float32", "fp32", "float", value="float32"),

@@ -1,0 +1,30 @@
+"""What the command line knows of these objectives: `swift rlhf`, and flags that select one of them."""
+
+from __future__ import annotations
+
+from swift.cli.train import TrainingCommand
+from swift.contracts import FlagTopic, Vocabulary
+
+
+class RlhfCommand(TrainingCommand):
+    """`swift rlhf`."""
+
+    name = "rlhf"
+    group = "Train"
+    summary = "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm, prm), rewards (grpo, ppo) or a teacher (gkd)"
+    example = "swift rlhf --rlhf_type dpo --model qwen3-0.6b --dataset pairs.jsonl"
+
+
+class Objectives(Vocabulary):
+    """Which objective a task, a command or a loss selects."""
+
+    def flags(self) -> FlagTopic:
+        """Return ms-swift's names of losses that are objectives, and the objectives of tasks."""
+        reranker, generative = {"?objective.name": "reranker"}, {"objective.name": "generative_reranker"}
+        losses = {
+            "pointwise_reranker": {**reranker, "objective.loss": "pointwise"},
+            "listwise_reranker": {**reranker, "objective.loss": "listwise"},
+            "generative_reranker": {**generative, "objective.loss": "pointwise"},
+            "listwise_generative_reranker": {**generative, "objective.loss": "listwise"},
+        }
+        return FlagTopic("Preferences and scores", losses=losses, trained_by={"rlhf": "dpo", "reward": "rm"})
