@@ -167,7 +167,7 @@ MISTAKES = [
     ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
     ("--nproc zero", "--nproc must be a number of processes"),
     ("--train_type cpt", "swift sft does not train the objective 'pt' (--train_type)"),
-    ("--rlhf_type dpo", "Type: swift rlhf --objective dpo"),
+    ("--rlhf_type dpo", "Type: swift rlhf"),
     ("--sequence_parallel_size 2", "--ulysses 2"),
     ("--parallel_method megatron --sequence_parallel_size 2", "--cp 2"),
     ("--parallel_method megatron --sequence_parallel_size two", "must be a whole number"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from swift.contracts import TOKEN_SCORES
+
 GENERATES = "causal_lm"
 EMBEDDING = "embedding"
-GENERATIVE_RERANKER = "generative_reranker"
 TASKS = frozenset({GENERATES, EMBEDDING, "seq_cls", "reward"})
 """Values of `model.task`; no endpoint returns a value of every token."""
-SERVED = TASKS | {GENERATIVE_RERANKER}
-"""What `swift serve` offers: of the two answers of a language model, vLLM makes the head of a reranker."""
+SERVED = TASKS | {TOKEN_SCORES}
+"""What `swift serve` offers: of two rows of the unembedding, vLLM makes the head of a reranker."""

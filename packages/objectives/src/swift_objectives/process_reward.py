@@ -44,6 +44,7 @@ class ProcessReward(BaseObjective[ProcessRewardOptions]):
 
     options_model = ProcessRewardOptions
     name = "prm"
+    returns = "steps"
     command = "rlhf"
     needs = frozenset({Need.VALUES})
     task = "value"

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from swift.plugins.known import install_command as install_command
     from swift.plugins.load import LoadedPlugin as LoadedPlugin
     from swift.plugins.load import load_engine as load_engine
+    from swift.plugins.objective import load_objective_of_run as load_objective_of_run
     from swift.plugins.objective import make_objective as make_objective
+    from swift.plugins.objective import make_objective_of_run as make_objective_of_run
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:
@@ -71,6 +73,6 @@ __getattr__ = lazy_names(
         "inference": "open_inference serve_model",
         "known": "CHECKPOINT_MARKS ENGINE ENGINE_TITLE TRANSFORMERS install_command",
         "load": "LoadedPlugin load_engine",
-        "objective": "make_objective",
+        "objective": "load_objective_of_run make_objective make_objective_of_run",
     },
 )

@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from swift.checkpoint import (
-    GENERATIVE_RERANKER,
-    WeightsLocation,
-    check_weights_of,
-    display_name,
-    find_weights,
-    is_generative_reranker,
-)
+from swift.checkpoint import WeightsLocation, check_weights_of, display_name, find_weights
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, check_generates, returns
-from swift.contracts import ServeRequest
+from swift.contracts import TOKEN_SCORES, Objective, ServeRequest
 from swift.errors import ModelError, UsageError
 from swift.models import check_tokenizer, check_weights, locate_model, read_config, stored_pair_template
 from swift.models.adapter_file import ADAPTER_CONFIG
 from swift.models.files import SafetensorsFolder
 from swift.untrusted import typed_path
+from swift_infer.scoring import scoring_objective
 from swift_infer.serving.fit import check_fit, read_adapter
 from swift_infer.serving.options import ServeOptions
-from swift_infer.serving.reranker import yes_no_question
+from swift_infer.serving.scores import served_scores
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -38,9 +32,8 @@ def serve_request(
     """Find the model and its adapters, and check that they are complete and fit; `tasks` are the engine's."""
     model = str(options.model)
     location = find_weights(model, trust_remote_code=options.trust_remote_code)
-    task: str = location.weights.task
-    if options.task_type != CAUSAL_LM and is_generative_reranker(location.objective, options.task_type):
-        task = GENERATIVE_RERANKER
+    objective = _scoring_objective(location, options, tasks)
+    task = TOKEN_SCORES if objective is not None else location.weights.task
     _check_task(location, options, tasks, task)
     known_as, folder = locate_model(location.weights, say=say)
     _check_model(folder, location.weights)
@@ -60,7 +53,9 @@ def serve_request(
         adapters[name] = _adapter_of(path)
     for path in adapters.values():
         check_fit(path, folder)
-    question = yes_no_question(location, folder, say=say) if task == GENERATIVE_RERANKER else None
+    template, tokens = location.weights.chat_template or _pair_template(folder, task), None
+    if objective is not None:
+        template, tokens = served_scores(objective, location, folder, say=say)
     return ServeRequest(
         model=folder,
         name=base,
@@ -71,44 +66,44 @@ def serve_request(
         dtype=_dtype(options.dtype, folder),
         max_length=options.max_length,
         system=location.system,
-        chat_template=question.template if question else location.weights.chat_template or _pair_template(folder, task),
+        chat_template=template,
         trust_remote_code=options.trust_remote_code,
         runtime_adapters=options.runtime_adapters,
         python=options.python,
         verbose=options.verbose,
         passed_on=passed_on,
         task=task,
-        decision_tokens=question.tokens if question else None,
+        decision_tokens=tokens,
         template_arguments={} if options.enable_thinking is None else {"enable_thinking": options.enable_thinking},
     )
 
 
+def _scoring_objective(location: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> Objective | None:
+    """Return the objective by which a language model scores; reject other models, and engines without support."""
+    task = location.weights.task
+    if options.task_type not in (None, CAUSAL_LM) and task != CAUSAL_LM:
+        raise ModelError(
+            f"--task_type {options.task_type} needs a language model, but {options.model} returns {returns(task)} "
+            f"({task}).",
+            hint="Remove --task_type.",
+        )
+    objective = scoring_objective(location, options.task_type)
+    if objective is not None and TOKEN_SCORES not in tasks:
+        raise UsageError(
+            f"This engine cannot serve a {objective.name}.",
+            hint="Pass --task_type causal_lm, or choose another --engine.",
+        )
+    return objective
+
+
 def _check_task(location: WeightsLocation, options: ServeOptions, tasks: Collection[str], task: str) -> None:
     """Reject tasks that the engine does not serve, and adapters of models that return scores or vectors."""
-    if task == GENERATIVE_RERANKER:
-        _check_reranks(location, options, tasks)
-    elif task not in tasks:
+    if task not in tasks:
         check_generates(str(options.model), task)
     if task != CAUSAL_LM and (location.adapter is not None or options.adapters or options.runtime_adapters):
         raise ModelError(
             f"{options.model} returns {returns(task)} ({task}), and such models cannot be served with adapters.",
-            hint=f"Merge the adapter first: swift export {options.model} --to hf --out merged && swift serve merged"
-            + f" --task_type {GENERATIVE_RERANKER}" * (task == GENERATIVE_RERANKER),
-        )
-
-
-def _check_reranks(location: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> None:
-    """Reject models other than language models, and engines without support for generative rerankers."""
-    if location.weights.task != CAUSAL_LM:
-        raise ModelError(
-            f"--task_type {GENERATIVE_RERANKER} needs a language model, but {options.model} returns "
-            f"{returns(location.weights.task)} ({location.weights.task}).",
-            hint="Remove --task_type.",
-        )
-    if GENERATIVE_RERANKER not in tasks:
-        raise UsageError(
-            f"This engine cannot serve a {GENERATIVE_RERANKER}.",
-            hint="Pass --task_type causal_lm, or choose another --engine.",
+            hint=f"Merge the adapter first: swift export {options.model} --to hf --out merged && swift serve merged",
         )
 
 
