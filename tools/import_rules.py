@@ -49,6 +49,7 @@ LIGHT = (
 PUBLIC = (
     "swift",
     "swift.checkpoint",
+    "swift.cli.train",
     "swift.config",
     "swift.config.limits",
     "swift.config.media",

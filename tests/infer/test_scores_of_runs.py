@@ -102,7 +102,7 @@ def test_a_generative_reranker_is_ranked_by_what_yes_leads_no_by(folder: Path, b
     assert "with the columns query and document" in refused.output
     no_pair = typed(["infer", str(run), "--dataset", str(write_jsonl(folder / "no.jsonl", [{"text": "20"}]))], folder)
     assert no_pair.code == 2
-    assert "no.jsonl:1: a generative reranker needs the columns query and document" in no_pair.output
+    assert "no.jsonl:1: the objective generative_reranker needs the columns query and document" in no_pair.output
 
 
 def test_task_type_selects_yes_no_reranking(folder: Path, base: Path) -> None:

@@ -13,18 +13,20 @@ from transformers import AutoTokenizer
 
 from swift.checkpoint.weights_location import WeightsLocation
 from swift.config.sections import DataSection, ModelSection
+from swift.contracts import TOKEN_SCORES
 from swift.errors import ModelError, UsageError
 from swift.export.objective import add_files_of_objective
+from swift_infer.scoring import RowScores, scoring_objective
 from swift_infer.serving.options import ServeOptions
-from swift_infer.serving.request import serve_request, yes_no_question
-from swift_infer.yes_no import YesNo
+from swift_infer.serving.request import serve_request
+from swift_infer.serving.scores import served_scores
 from swift_testing.subjects import write_model
 
 RERANKER = "generative_reranker"
 OBJECTIVE = {
     "name": RERANKER, "positive_token": "y", "negative_token": "n", "instruction": 'Find "it"\n{{ here }}'
 }  # fmt: skip
-TASKS = ("causal_lm", "seq_cls", RERANKER)
+TASKS = ("causal_lm", "seq_cls", TOKEN_SCORES)
 PAIR = [{"role": "query", "content": "colour?"}, {"role": "document", "content": 'blue, {{ or }} "not"'}]
 
 
@@ -35,10 +37,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_on(folder: Path, objective: dict[str, Any], system: str | None) -> list[int]:
     """The tokens of a pair up to the answer, as infer, eval and training make them."""
-    source = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(folder), processor=None)
-    found: Any = SimpleNamespace(source=source, location=SimpleNamespace(objective=objective))
-    asked = YesNo(found, DataSection(system=system, max_length=4096))
-    return list(asked.tokens(PAIR[0]["content"], PAIR[1]["content"], "a row"))[:-1]
+    source: Any = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(folder), processor=None)
+    scoring = scoring_objective(WeightsLocation(ModelSection(), objective=objective), None)
+    assert scoring is not None
+    asked = RowScores(scoring, source, DataSection(system=system, max_length=4096))
+    return list(asked.segment([message["content"] for message in PAIR], "a row").input_ids)[:-1]
 
 
 def rendered(folder: Path, template: Path) -> list[int]:
@@ -55,7 +58,9 @@ def test_reranker_pair_renders_as_training(
     """A pair is rendered as in training and scored by the yes and no tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = WeightsLocation(ModelSection(path=str(base)), system=system, objective=OBJECTIVE)
-    template, tokens = yes_no_question(place, base, say=print)
+    scoring = scoring_objective(place, None)
+    assert scoring is not None
+    template, tokens = served_scores(scoring, place, base, say=print)
     assert tokens == ("y", "n")
     assert rendered(base, template) == trained_on(base, OBJECTIVE, system)
 
@@ -69,11 +74,11 @@ def test_exported_reranker_declares_its_prompt(base: Path, tmp_path: Path, monke
     add_files_of_objective(folder, OBJECTIVE, model=None, system="Answer.")
     assert AutoTokenizer.from_pretrained(folder).apply_chat_template(conversation, tokenize=False) == before
     assert json.loads((folder / "config.json").read_text())["classifier_from_token"] == ["n", "y"]
-    request = serve_request(ServeOptions(model=str(folder), task_type=RERANKER), tasks=TASKS, say=print)
-    assert (request.task, request.decision_tokens) == (RERANKER, ("y", "n"))
+    request = serve_request(ServeOptions(model=str(folder)), tasks=TASKS, say=print)
+    assert (request.task, request.decision_tokens) == (TOKEN_SCORES, ("y", "n"))
     assert request.chat_template is not None
     assert rendered(folder, request.chat_template) == trained_on(base, OBJECTIVE, "Answer.")
-    plain = serve_request(ServeOptions(model=str(folder)), tasks=TASKS, say=print)
+    plain = serve_request(ServeOptions(model=str(folder), task_type="causal_lm"), tasks=TASKS, say=print)
     assert (plain.task, plain.decision_tokens) == ("causal_lm", None)
 
 

@@ -271,7 +271,7 @@ def test_invalid_value_error_is_one_sentence(line: str) -> None:
     [
         ("--tp 2", "--parallel.tp 1"),
         ("--task_type value", "--model.task causal_lm"),
-        ("--task_type prm", "swift train --objective prm"),
+        ("--task_type prm", "swift rlhf --objective prm"),
         ("--loss_type sigmoid", "unknown key 'objective.loss' for the objective 'sft'"),
         ("--report_to nosuch", "swift plugins"),
     ],

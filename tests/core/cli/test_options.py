@@ -165,7 +165,7 @@ def test_json_like_prompt_is_string() -> None:
 
 
 def test_training_command_is_found_in_arguments() -> None:
-    assert training_command(["dpo", "--model", "m"], "sft") == ("rlhf", ["--rlhf_type", "dpo", "--model", "m"])
+    assert training_command(["dpo", "--model", "m"], "sft") == ("train", ["--objective", "dpo", "--model", "m"])
     assert training_command(["pt", "run.yaml"], "sft") == ("pt", ["run.yaml"])
     assert training_command(["--model", "m"], "sft") == ("sft", ["--model", "m"])
 

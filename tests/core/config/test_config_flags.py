@@ -167,7 +167,7 @@ MISTAKES = [
     ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
     ("--nproc zero", "--nproc must be a number of processes"),
     ("--train_type cpt", "swift sft does not train the objective 'pt' (--train_type)"),
-    ("--rlhf_type dpo", "Type: swift train --objective dpo"),
+    ("--rlhf_type dpo", "Type: swift rlhf"),
     ("--sequence_parallel_size 2", "--ulysses 2"),
     ("--parallel_method megatron --sequence_parallel_size 2", "--cp 2"),
     ("--parallel_method megatron --sequence_parallel_size two", "must be a whole number"),
@@ -290,6 +290,6 @@ def test_named_tracker_not_installed_names_install(name: str, extra: str, withou
     ("command", "line"), [("rlhf", ""), ("rlhf", "--rlhf_type kto"), ("sft", "--task_type embedding")]
 )
 def test_missing_objective_names_install(command: str, line: str, without_objectives: None) -> None:
-    with pytest.raises(PluginError, match=r"objective '.*' is not installed") as caught:
+    with pytest.raises(PluginError, match=r"(objective|command) '.*' is not installed") as caught:
         parsed(line, command)
     assert 'pip install "swift-core[objectives]"' in (caught.value.hint or "")

@@ -22,7 +22,6 @@ from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
-from swift.parsing.aliases import COMMAND_OBJECTIVES
 from swift.plugins.discover import plugin_names
 from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from swift.parsing import Parsed
 
-__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "command_of", "form_of", "resume_argv"]
+__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "form_of", "resume_argv"]
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,6 @@ class CheckedCommand:
     """URLs that it copies checkpoints or exports to."""
     expected: ExpectedMemory | None = None
     """Estimate of an installed planner, if requested."""
-
-
-def command_of(objective: str) -> str:
-    """Return the command that trains an objective."""
-    if all(objective not in names for names in COMMAND_OBJECTIVES.values()):
-        return "rlhf"
-    return next((command for command, names in COMMAND_OBJECTIVES.items() if names[0] == objective), "train")
 
 
 def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[FormSection]:

@@ -21,6 +21,7 @@ from swift_infer.image_messages import has_images
 from swift_infer.options import ModelOptions, is_address
 from swift_infer.questions import Question, with_system
 from swift_infer.response import ChatEngine, Messages, Response
+from swift_infer.scoring import returns_steps
 from swift_infer.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class FoundModel:
 
     def check_scores_sequences(self) -> None:
         """Raise `ModelError` if the model is a process reward model, which scores steps instead of whole sequences."""
-        if self.location.objective.get("name") == "prm":
+        if returns_steps(self.location):
             raise ModelError(
-                f"{self.name} is a process reward model (prm): it scores the steps of a completion, not a whole text.",
+                f"{self.name} is a process reward model: it scores the steps of a completion, not a whole text.",
                 hint="Score completions by their steps: swift sample MODEL --dataset FILE --reward_model "
                 f"{self.name} --step_reward min --result_path FILE",
             )

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from swift.config.sections import DataSection
-from swift.contracts import ImagePrompt
 from swift.data import open_parts, prepare_data
 from swift.data.formats import COMPLETION, POSITIVE, rename
 from swift.data.media import number_of
@@ -24,12 +23,13 @@ from swift.terminal import progress
 from swift_infer.metrics import auc, f1_scores, pearson, ranking, spearman
 from swift_infer.score_rows import prompts_of
 from swift_infer.scorer import Scorer
-from swift_infer.yes_no import YesNo, yes_no_of
+from swift_infer.scoring import RowScores, scoring_objective
 from swift_objectives import DOCUMENT_COLUMNS, Documents, PreferenceEncoding, RerankerEncoding
 
 if TYPE_CHECKING:
+    from swift.contracts import Objective
     from swift.data.encodings import Encoding
-    from swift.data.samples import Encoded
+    from swift.data.samples import Encoded, Segment
     from swift_infer.chat_engine import FoundModel
     from swift_infer.commands.common import AnyTaskOptions
 
@@ -69,8 +69,9 @@ def evaluate_scores(found: FoundModel, options: AnyTaskOptions, *, say: Callable
     section = DataSection(train=options.dataset, columns=options.columns, system=system, **limits)
     if options.max_length is not None:
         section = section.model_copy(update={"max_length": options.max_length})
-    yes_no = yes_no_of(found, options.task_type, section)
-    measured = measurement_of(found, section, yes_no)
+    objective = scoring_objective(found.location, options.task_type)
+    scores = None if objective is None else RowScores(objective, found.source, section)
+    measured = measurement_of(found, section, scores)
     processor = found.source.processor
     rules = None if processor is None else MediaProcessor(processor, section)
     data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, images=rules)
@@ -78,7 +79,7 @@ def evaluate_scores(found: FoundModel, options: AnyTaskOptions, *, say: Callable
     for line in data.report.lines_of_rejected():
         say(line)
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
-    scorer = Scorer(found, options, batch_size=options.batch_size, say=say, yes_no=yes_no)
+    scorer = Scorer(found, options, batch_size=options.batch_size, say=say, scores=scores)
     try:
         outputs, sequences = _outputs(scorer, samples)
     finally:
@@ -90,11 +91,11 @@ def evaluate_scores(found: FoundModel, options: AnyTaskOptions, *, say: Callable
     return {**metrics, measured.of: len(samples)}
 
 
-def measurement_of(found: FoundModel, section: DataSection, yes_no: YesNo | None = None) -> Measurement:
+def measurement_of(found: FoundModel, section: DataSection, scores: RowScores | None = None) -> Measurement:
     """Return the measurement of a model: by the objective of its run, or else by the columns."""
     columns = _columns(section)
-    if yes_no is not None:
-        return _of_rankings(yes_no.objective.encoding)
+    if scores is not None:
+        return _of_rankings(scores.objective)
     objective = str(found.location.objective.get("name"))
     if found.source.task == EMBEDDING:
         return _of_vectors(found, columns)
@@ -102,7 +103,7 @@ def measurement_of(found: FoundModel, section: DataSection, yes_no: YesNo | None
         return Measurement(PreferenceEncoding(), _of_pairs, "pairs")
     if objective == "reranker" or columns & _RANKED:
         instruction = found.location.objective.get("instruction")
-        return _of_rankings(RerankerEncoding(Documents(listwise=False, instruction=instruction)))
+        return _rankings(RerankerEncoding(Documents(listwise=False, instruction=instruction)))
     return _of_labels(found)
 
 
@@ -116,7 +117,7 @@ def _columns(section: DataSection) -> frozenset[str]:
 def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:
     """Return the outputs and sequence ids of each sample; equal sequences are computed once."""
     numbers: dict[bytes, int] = {}
-    sequences: list[ImagePrompt] = []
+    sequences: list[Segment] = []
     ids: list[list[int]] = []
     for sample in samples:
         mine = []
@@ -124,7 +125,7 @@ def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs],
             key = segment.input_ids.tobytes() + str(number_of(segment.media)).encode()
             if key not in numbers:
                 numbers[key] = len(sequences)
-                sequences.append(ImagePrompt.of(segment.input_ids.tolist(), segment.media))
+                sequences.append(segment)
             mine.append(numbers[key])
         ids.append(mine)
     found: dict[int, Outputs] = dict(progress(scorer.outputs(sequences), "scoring", total=len(sequences)))
@@ -136,7 +137,16 @@ def _of_pairs(scored: Scored) -> dict[str, float | None]:
     return {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
 
 
-def _of_rankings(encoding: RerankerEncoding) -> Measurement:
+def _of_rankings(objective: Objective) -> Measurement:
+    if isinstance(objective.encoding, RerankerEncoding):
+        return _rankings(objective.encoding)
+    raise UsageError(
+        f"swift eval has no metric for the objective {objective.name}.",
+        hint="Type swift infer to write the scores, and compare them with your own metric.",
+    )
+
+
+def _rankings(encoding: RerankerEncoding) -> Measurement:
     def measure(scored: Scored) -> dict[str, float | None]:
         counts = scored.values["positives"].astype(int)
         groups = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -173,9 +173,10 @@ class BatchOptions(Section):
 class QuestionOptions(BatchOptions):
     """Questions for models that may return scores instead of text."""
 
-    task_type: Literal["generative_reranker"] | None = Field(
+    task_type: Name | None = Field(
         None,
-        description="Score documents by a language model's logit of yes minus no; default: the task of the run",
+        description="Objective by which a language model returns scores, such as generative_reranker, or causal_lm for "
+        "none; default: that of the run or export",
     )
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.checkpoint import is_generative_reranker
 from swift.config.sections import DataSection
 from swift.data import DatasetPart, open_parts, prompt_only
 from swift.data.encodings import Conversation, RowReader, Unusable
@@ -27,10 +26,11 @@ from swift_infer.image_messages import has_images, written
 from swift_infer.questions import Question, Questions, read_row, with_system
 from swift_infer.resume_file import ResumeFile
 from swift_infer.scorer import Outputs, Scorer, Tokens
-from swift_infer.yes_no import YesNo, yes_no_of
+from swift_infer.scoring import RowScores
 from swift_objectives import pair_of, pair_text, prompt_text_of, prompted, whole_text
 
 if TYPE_CHECKING:
+    from swift.contracts import Objective
     from swift.data import RowData, Text
     from swift.data.encodings import ConversationEncoder
     from swift_infer.chat_engine import FoundModel
@@ -51,32 +51,38 @@ class TextRows(Questions):
     """The rows of some data sets as plain text, pairs of a query and a document, or whole conversations."""
 
     def __init__(
-        self, parts: Sequence[DatasetPart], system: str | None, task: str, *, pairs: bool = False, images: bool = False
+        self,
+        parts: Sequence[DatasetPart],
+        system: str | None,
+        task: str,
+        *,
+        objective: Objective | None = None,
+        images: bool = False,
     ) -> None:
         super().__init__(parts, system)
         self._columns = _TEXT_COLUMNS if task == EMBEDDING else (TEXT,)
-        self._pairs = pairs
-        """Whether only pairs of a query and a document can be scored."""
+        self._objective = objective
+        """The only columns that can be scored are those that it asks for."""
         self._images = images
         """Whether rows may hold images."""
 
     def of(self, part: DatasetPart, index: int) -> Question:
         """Return one row."""
-        row = read_row(part, index)
-        column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
-        if column is not None:
-            return self._messages(part, row, (column,), part.rows.location(index))
-        if all(isinstance(row.get(name), str) for name in PAIR):
-            return self._messages(part, row, PAIR, part.rows.location(index))
-        if isinstance(row.get("query"), str) and "document" in row:
+        row, source = read_row(part, index), part.rows.location(index)
+        choices = [(name,) for name in self._columns] + [PAIR] if self._objective is None else [self._objective.asks]
+        for columns in choices:
+            if all(isinstance(row.get(name), str) for name in columns):
+                return self._messages(part, row, columns, source)
+        if PAIR in choices and isinstance(row.get("query"), str) and "document" in row:
             raise DataError(
-                f"{part.rows.location(index)}: the column 'document' is {json_kind(row['document'])}, not a string.",
+                f"{source}: the column 'document' is {json_kind(row['document'])}, not a string.",
                 hint="Write one row per document.",
             )
-        if self._pairs:
+        if self._objective is not None:
+            asks = self._objective.asks
             raise DataError(
-                f"{part.rows.location(index)}: a generative reranker needs the columns query and document, as strings.",
-                hint='To rename columns: --columns \'{"yours": "document"}\'',
+                f"{source}: the objective {self._objective.name} needs the columns {' and '.join(asks)}, as strings.",
+                hint=f'To rename columns: --columns \'{{"yours": "{asks[-1]}"}}\'',
             )
         question = super().of(part, index)
         if question.expected is None:
@@ -101,19 +107,24 @@ class TextRows(Questions):
         return Question(messages, extras=extras, source=source)
 
 
-def read_rows(options: AnyTaskOptions, found: FoundModel) -> TextRows:
+def read_rows(options: AnyTaskOptions, found: FoundModel, objective: Objective | None) -> TextRows:
     """Return the rows to score."""
     section = DataSection(train=options.dataset, columns=options.columns)
-    pairs = is_generative_reranker(found.location.objective, options.task_type)
     parts, sees = open_parts(section.train, section), found.source.processor is not None
-    return TextRows(parts, options.system, task_of(found.source), pairs=pairs, images=sees)
+    return TextRows(parts, options.system, task_of(found.source), objective=objective, images=sees)
 
 
 class RowScorer:
     """Writes or prints a line of JSON for each row of a data set."""
 
     def __init__(
-        self, found: FoundModel, options: AnyTaskOptions, rows: Sequence[Question], *, say: Callable[[str], None]
+        self,
+        found: FoundModel,
+        options: AnyTaskOptions,
+        rows: Sequence[Question],
+        objective: Objective | None,
+        *,
+        say: Callable[[str], None],
     ) -> None:
         self._found, self._options, self._rows, self._say = found, options, rows, say
         section = DataSection(system=options.system or found.location.system, **options.pixels(found.location.pixels))
@@ -121,15 +132,16 @@ class RowScorer:
         longest = options.max_length or getattr(config, "max_position_embeddings", None)
         if longest is not None:
             section = section.model_copy(update={"max_length": longest})
-        self._yes_no = yes_no_of(found, options.task_type, section)
+        self._scores = None if objective is None else RowScores(objective, found.source, section)
 
     def write(self, result: Path) -> None:
         """Write the lines into a file; skip rows that it already has."""
         options, count = self._options, len(self._rows)
         settings: dict[str, Any] = {"engine": options.engine, **self._found.facts(), "dtype": options.dtype}
         settings["system"] = options.system
-        if self._yes_no is not None:
-            settings["reranker"] = self._yes_no.options.model_dump()
+        if self._scores is not None:
+            objective = self._scores.objective
+            settings["objective"] = {"name": objective.name, **objective.options.model_dump(mode="json")}
         with ResumeFile(result, self._rows, settings, overwrite=options.overwrite) as file:
             left = file.left()
             if len(left) < count:
@@ -147,7 +159,7 @@ class RowScorer:
     def _scored(self, chosen: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield (row, line) of these rows, with a progress bar."""
         found, options = self._found, self._options
-        scorer = Scorer(found, options, batch_size=options.batch_size, say=self._say, yes_no=self._yes_no)
+        scorer = Scorer(found, options, batch_size=options.batch_size, say=self._say, scores=self._scores)
         writer = None if found.source.processor is None else image_writer(found, options)
         try:
             yield from progress(self._lines(scorer, writer, chosen), "scoring", total=len(chosen))
@@ -161,7 +173,7 @@ class RowScorer:
         for start in range(0, len(chosen), WINDOW):
             window = chosen[start : start + WINDOW]
             questions = [self._rows[row] for row in window]
-            tokens = [_non_empty_tokens(question, self._found, self._yes_no, writer) for question in questions]
+            tokens = [_non_empty_tokens(question, self._found, self._scores, writer) for question in questions]
             for question, each in zip(questions, tokens, strict=True):
                 scorer.check_length(len(each), question.source or "The text")
             for index, outputs in scorer.outputs(tokens):
@@ -172,10 +184,10 @@ class RowScorer:
 
 
 def _non_empty_tokens(
-    question: Question, found: FoundModel, yes_no: YesNo | None, writer: ImagePromptWriter | None
+    question: Question, found: FoundModel, scores: RowScores | None, writer: ImagePromptWriter | None
 ) -> Tokens:
     """Return the tokens of a row; raise `DataError` if there are none."""
-    tokens = tokens_of(question, found, yes_no, writer)
+    tokens = tokens_of(question, found, scores, writer)
     if not len(tokens):
         raise DataError(f"{question.source or 'The prompt'}: the text is empty.", hint="Remove it.")
     return tokens
@@ -184,16 +196,15 @@ def _non_empty_tokens(
 def tokens_of(
     question: Question,
     found: FoundModel,
-    yes_no: YesNo | None = None,
+    scores: RowScores | None = None,
     writer: ImagePromptWriter | None = None,
 ) -> Tokens:
     """Return the tokens of a plain text, of a query with a document, or of a whole conversation.
 
     `writer` renders those with images.
     """
-    if yes_no is not None:
-        query, document = (message["content"] for message in question.messages)
-        return yes_no.tokens(query, document, question.source)
+    if scores is not None:
+        return scores.segment([message["content"] for message in question.messages], question.source or "The prompt")
     if has_images(question.messages):
         if writer is None:
             raise no_images(found.name)

@@ -26,18 +26,17 @@ from swift_infer.local import BATCH, by_length, device_of, dtype_of, media_of
 if TYPE_CHECKING:
     from swift_infer.chat_engine import FoundModel
     from swift_infer.options import ModelOptions
-    from swift_infer.yes_no import YesNo
-
+    from swift_infer.scoring import RowScores
 
 Outputs = npt.NDArray[np.float32]
 """Scores of a sequence, or its vector."""
-Tokens = Sequence[int] | npt.NDArray[np.int32]
+Tokens = Sequence[int] | npt.NDArray[np.int32] | Segment
 
 
 class Scorer:
     """Computes scores of sequences, or vectors, as training and exports do: at the last token of each, or pooled.
 
-    A generative reranker (`yes_no`) scores sequences that end with its yes token, by its log-odds against the no token.
+    A language model scores segments as its objective does (`scores`).
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class Scorer:
         *,
         batch_size: int | None,
         say: Callable[[str], None],
-        yes_no: YesNo | None = None,
+        scores: RowScores | None = None,
     ) -> None:
         source = found.source
         self.task = source.task
-        self._reranker = None if yes_no is None else yes_no.objective
+        self._objective = None if scores is None else scores.objective
         self._device = torch.device(device_of(options.device))
         with waiting(f"Loading {found.name}"):
             model: Any = source.build(dtype=dtype_of(options.dtype, self._device), device=str(self._device))
@@ -83,11 +82,11 @@ class Scorer:
         for indices in by_length(sequences, self._batch):
             samples = [Encoded(index, (self._segment(sequences[index]),)) for index in indices]
             batch = self._collated(samples)
-            if self._reranker is not None:
-                candidates = torch.tensor(self._reranker.candidates).repeat(*batch.targets.shape, 1)
+            if self._objective is not None and self._objective.candidates and batch.candidates is None:
+                candidates = torch.tensor(self._objective.candidates).repeat(*batch.targets.shape, 1)
                 batch = replace(batch, candidates=candidates)
             batch = batch.to(self._device)
-            found = self._read(self._view(batch, {self._need}), batch)
+            found = self._read(self._view(batch, self._needs), batch)
             yield from zip(indices, found.float().cpu().numpy(), strict=True)
 
     @torch.no_grad()
@@ -109,22 +108,21 @@ class Scorer:
         return ProcessorReader.of(self._source, MediaProcessor(self._source.processor, DataSection(**self._limits)))
 
     @property
-    def _need(self) -> Need:
-        if self._reranker is not None:
-            return Need.CANDIDATE_LOGPS
-        return Need.POOLED if self.task == EMBEDDING else Need.SCORES
+    def _needs(self) -> frozenset[Need]:
+        if self._objective is not None:
+            return self._objective.needs
+        return frozenset({Need.POOLED if self.task == EMBEDDING else Need.SCORES})
 
     def _segment(self, tokens: Tokens) -> Segment:
+        if isinstance(tokens, Segment):
+            return tokens
         ids = np.asarray(tokens, dtype=np.int32)
-        weights = np.ones(len(ids), dtype=np.float32)
-        if self._reranker is not None:
-            weights[:-1] = 0  # only the last token, the yes, is scored
-        return Segment(ids, weights, media=media_of(tokens))
+        return Segment(ids, np.ones(len(ids), dtype=np.float32), media=media_of(tokens))
 
     def _read(self, view: ModelView, batch: MicroBatch) -> Tensor:
-        if self._reranker is not None:
-            return self._reranker.scores(view, batch)[:, None]
-        found = view.pooled if self._need is Need.POOLED else view.scores
+        if self._objective is not None:
+            return self._objective.scores(view, batch)[:, None]
+        found = view.pooled if self.task == EMBEDDING else view.scores
         assert found is not None
         return found
 

@@ -68,6 +68,7 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
 
     options_model = SeqClsOptions
     name = "seq_cls"
+    command = "sft"
     needs = frozenset({Need.SCORES})
     task = "seq_cls"
     encoding: ClassificationEncoding

@@ -100,6 +100,7 @@ class Embedding(AcrossRows[EmbeddingOptions]):
 
     options_model = EmbeddingOptions
     name = "embedding"
+    command = "sft"
     task = "embedding"
 
     def __init__(self, options: EmbeddingOptions) -> None:

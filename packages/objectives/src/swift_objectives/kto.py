@@ -55,6 +55,7 @@ class Kto(PerSampleObjective[KtoOptions]):
 
     options_model = KtoOptions
     name = "kto"
+    command = "rlhf"
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def __init__(self, options: KtoOptions, *, kl: float | None = None) -> None:

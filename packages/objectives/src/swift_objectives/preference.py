@@ -80,6 +80,8 @@ class Judged:
 class OfPairs(PerSampleObjective[Options]):
     """An objective that reads pairs."""
 
+    command = "rlhf"
+
     @property
     def encoding(self) -> PreferenceEncoding:  # type: ignore[override] # the base class has a plain member
         """Return how rows are read; help imports no encoding."""

@@ -42,6 +42,8 @@ class ProcessReward(PerTokenObjective[ProcessRewardOptions]):
 
     options_model = ProcessRewardOptions
     name = "prm"
+    returns = "steps"
+    command = "rlhf"
     needs = frozenset({Need.VALUES})
     task = "value"
     num_labels = 1

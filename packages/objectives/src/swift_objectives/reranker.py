@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from swift.config.sections import Section
-from swift.contracts import LossSums, ModelView, Need
+from swift.contracts import LossSums, ModelView, Need, ServedScores
 from swift.errors import ConfigError, ModelError
 from swift.objectives.base import BaseObjective, Options, log_sigmoid, viewed
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from swift.contracts import ExportContext
     from swift.data.batch import MicroBatch
+    from swift.data.encodings import Conversation, Sample
     from swift.data.samples import SampleFacts
     from swift_objectives.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
 
@@ -87,6 +88,7 @@ class Groups:
 class _Reranker(BaseObjective[Options]):
     """A loss over the documents of each query; a subclass reads their scores from the view."""
 
+    command = "sft"
     options: Any
     encoding: RerankerEncoding
 
@@ -165,6 +167,8 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
 
     options_model = GenerativeRerankerOptions
     name = "generative_reranker"
+    returns = "scores"
+    asks = ("query", "document")
     needs = frozenset({Need.CANDIDATE_LOGPS})
     encoding: GenerativeRerankerEncoding
 
@@ -186,13 +190,21 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
             raise ConfigError(f"objective.positive_token and negative_token are both {options.positive_token!r}.")
         return GenerativeReranker(options, tuple(tokens.values()))
 
-    def yes_no_tokens(self, tokenizer: Any) -> tuple[str, str]:
-        """Return the yes and no tokens, as strings of the vocabulary."""
-        yes, no = tokenizer.convert_ids_to_tokens(list(self.for_tokenizer(tokenizer).candidates))
-        return str(yes), str(no)
+    def question(self, *columns: Conversation) -> Sample:
+        """Return a query with one document."""
+        from swift.data.encodings import Sample
+        from swift_objectives.encodings.reranker import pair_of
 
-    def pair_template(self, tokenizer: Any, system: str | None) -> str:
-        """Return the tokenizer's chat template, extended so that it renders a query with a document."""
+        query, document = columns
+        pair = pair_of(query, document, self.options.instruction)
+        return Sample(query, others=(pair,), values={"positives": 0.0})
+
+    def served_scores(self, tokenizer: Any, system: str | None) -> ServedScores:
+        """Return the chat template, extended so that it renders a query with a document, and the yes and no tokens."""
+        yes, no = tokenizer.convert_ids_to_tokens(list(self.for_tokenizer(tokenizer).candidates))
+        return ServedScores(self._template(tokenizer, system), (str(yes), str(no)))
+
+    def _template(self, tokenizer: Any, system: str | None) -> str:
         from swift.data import ChatTemplate
         from swift.models import renders_pairs, with_pairs
 
@@ -214,9 +226,8 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
 
             from swift.models import write_pair_template
 
-            tokenizer = AutoTokenizer.from_pretrained(context.folder)
-            template = self.pair_template(tokenizer, context.system)
-            write_pair_template(context.folder, template, self.yes_no_tokens(tokenizer))
+            served = self.served_scores(AutoTokenizer.from_pretrained(context.folder), context.system)
+            write_pair_template(context.folder, served.template, served.tokens)
 
     def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
         """Return how much rather yes than no: log-probabilities differ by what the logits differ by."""

@@ -35,6 +35,7 @@ class RewardModel(OfPairs[RewardModelOptions]):
 
     options_model = RewardModelOptions
     name = "rm"
+    command = "rlhf"
     needs = frozenset({Need.SCORES})
     task = "reward"
     num_labels = 1

@@ -58,6 +58,7 @@ class Grpo(BaseObjective[GrpoOptions]):
 
     options_model = GrpoOptions
     name = "grpo"
+    command = "rlhf"
     encoding = PromptEncoding()
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = POLICY_DEFAULTS
 

@@ -91,6 +91,7 @@ class Ppo(PerTokenObjective[PpoOptions]):
 
     options_model = PpoOptions
     name = "ppo"
+    command = "rlhf"
     encoding = PromptEncoding()
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = POLICY_DEFAULTS
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from swift.contracts import FlagTopic, Vocabulary
 from swift.errors import ConfigError
 
-ONLINE_OBJECTIVES = ("gkd", "grpo", "ppo")
 # Tables are imported where they are used: `from swift import NAME` asks each vocabulary for advice only.
 
 
@@ -34,7 +33,9 @@ class OnlineLearning(Vocabulary):
 
 
 def _misplaced(flag: str, objective: str, own: bool) -> ConfigError:
-    if own and objective not in ONLINE_OBJECTIVES:
+    from swift_rl.flags.settle import OBJECTIVES
+
+    if own and objective not in OBJECTIVES:
         return ConfigError(
             f"{flag} is an option of online learning (grpo, ppo or gkd), but the objective is {objective}.",
             hint="Type swift rlhf --rlhf_type grpo or ppo to learn from rewards, --rlhf_type gkd to learn from a "

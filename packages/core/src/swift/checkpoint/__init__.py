@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from swift.checkpoint.tensor_slices import TensorSlices as TensorSlices
     from swift.checkpoint.tensor_slices import flat_slices as flat_slices
     from swift.checkpoint.tensor_slices import part_slices as part_slices
-    from swift.checkpoint.weights_location import GENERATIVE_RERANKER as GENERATIVE_RERANKER
     from swift.checkpoint.weights_location import WeightsLocation as WeightsLocation
     from swift.checkpoint.weights_location import check_weights_of as check_weights_of
     from swift.checkpoint.weights_location import display_name as display_name
     from swift.checkpoint.weights_location import find_weights as find_weights
-    from swift.checkpoint.weights_location import is_generative_reranker as is_generative_reranker
 
 __getattr__ = lazy_names(
     __name__,
@@ -43,7 +41,6 @@ __getattr__ = lazy_names(
         "save": "before_update save_checkpoint",
         "storage": "StoredTensors",
         "tensor_slices": "TensorSlices flat_slices part_slices",
-        "weights_location": "GENERATIVE_RERANKER WeightsLocation check_weights_of display_name find_weights "
-        "is_generative_reranker",
+        "weights_location": "WeightsLocation check_weights_of display_name find_weights",
     },
 )

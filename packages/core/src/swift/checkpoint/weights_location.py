@@ -24,13 +24,13 @@ from swift.models.config_file import CONFIG
 from swift.models.stored_task import settings_of_adapter, settings_of_folder
 from swift.models.trust import section_from_file
 from swift.terminal import waiting
-from swift.untrusted import typed_path
+from swift.untrusted import read_json_object, typed_path
 
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
 """Name of a checkpoint until it is complete, and while it is being replaced or removed."""
 
-GENERATIVE_RERANKER = "generative_reranker"
-"""Objective and --task_type of language models that rerank by yes and no."""
+OBJECTIVE = "swift_objective.json"
+"""File of an export with the objective and system message of its run, where they decide what the model returns."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WeightsLocation:
     system: str | None = None
     """The system message of the run's data section."""
     objective: Mapping[str, Any] = field(default_factory=dict)
-    """The `objective` section of the run; empty where no run is known."""
+    """The `objective` section of the run; empty where it is not known."""
     pixels: Mapping[str, Any] = field(default_factory=dict)
     """The limits of images and videos of the run's data section: 'max_pixels', 'video_fps', ..."""
 
@@ -70,14 +70,21 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
             )
         check_weights_of(Path(base))
         settings = settings_of_adapter(path, config)
-        return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code, **settings), path)
+        section = ModelSection(path=base, trust_remote_code=trust_remote_code, **settings)
+        return WeightsLocation(section, path, **_of_export(path))
     settings = settings_of_folder(path) if (path / CONFIG).is_file() else {}
-    return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code, **settings), adapter)
+    section = ModelSection(path=name, trust_remote_code=trust_remote_code, **settings)
+    return WeightsLocation(section, adapter, **_of_export(path))
 
 
-def is_generative_reranker(objective: Mapping[str, Any], task_type: str | None) -> bool:
-    """Return whether a language model is used as a reranker, by its training or by --task_type."""
-    return GENERATIVE_RERANKER in (task_type, objective.get("name"))
+def _of_export(folder: Path) -> dict[str, Any]:
+    """Return the objective and the system message that an export has stored; empty for other folders."""
+    file = folder / OBJECTIVE
+    stored = read_json_object(file, ModelError) if file.is_file() else {}
+    objective, system = stored.get("objective"), stored.get("system")
+    if not isinstance(objective, dict):
+        return {}
+    return {"objective": objective, "system": system if isinstance(system, str) else None}
 
 
 def display_name(name: str) -> str:

@@ -13,8 +13,9 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from swift.plugins.discover import allowed_plugins, list_plugins
+from swift.plugins.discover import allowed_plugins, list_plugins, objective_names
 from swift.plugins.entry import CORE, PluginEntry
+from swift.plugins.known import KNOWN
 
 COMMANDS = "swift.commands"
 """Entry-point group of commands."""
@@ -23,15 +24,6 @@ GROUPS = ("Train", "Use the result", "Inspect")
 """Headings of `swift --help`, in this order; others follow."""
 OTHERS = "From plugins"
 """Heading of commands that name none."""
-
-COMMAND_ALIASES = {
-    **{
-        name: ("rlhf", "--rlhf_type", name)
-        for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "gkd", "grpo", "ppo")
-    },
-    **{name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")},
-}
-"""Third-party command → the command and flags that replace it."""
 
 REPLACED_COMMANDS = {name: (f"There is no `swift {name}`.", "Type: swift ui") for name in ("web-ui", "app")}
 """Third-party command without an equivalent → the message, and the hint."""
@@ -46,6 +38,8 @@ class CommandInfo:
     summary: str
     """Empty where the source does not state it."""
     entry: PluginEntry
+    example: str = ""
+    """Of a command that trains."""
 
 
 def commands() -> dict[str, CommandInfo]:
@@ -59,8 +53,8 @@ def commands() -> dict[str, CommandInfo]:
 
 def info_of(entry: PluginEntry) -> CommandInfo:
     """Return what the source of a command states of it."""
-    stated = _stated(entry.target)
-    return CommandInfo(command_name(entry.name), stated.get("group", OTHERS), stated.get("summary", ""), entry)
+    stated = {"group": OTHERS, "summary": "", "example": "", **_stated(entry.target)}
+    return CommandInfo(command_name(entry.name), stated["group"], stated["summary"], entry, stated["example"])
 
 
 @cache
@@ -102,18 +96,23 @@ def collision(entry: PluginEntry) -> str | None:
     if entry.group != COMMANDS or entry.distribution == CORE:
         return None
     name = command_name(entry.name)
-    if name in (*COMMAND_ALIASES, "help", "version") or any(
-        command_name(each.name) == name for each in list_plugins(COMMANDS) if each.distribution == CORE
-    ):
+    own = (each.name for each in list_plugins(COMMANDS) if each.distribution == CORE)
+    if name in map(command_name, (*own, *KNOWN["swift.objectives"], "help", "version")):
         return "has the name of a built-in command, which a plugin cannot replace"
     return None
 
 
 def training_command(args: list[str], default: str) -> tuple[str, list[str]]:
     """Return the training command that the arguments begin with, if any, and the remaining arguments."""
-    if args and args[0] in COMMAND_ALIASES:
-        args = [*COMMAND_ALIASES[args[0]], *args[1:]]
-    return (args[0], args[1:]) if args and args[0] in TRAINING else (default, args)
+    if args and args[0] in TRAINING:
+        return args[0], args[1:]
+    objective = objective_named(args[0]) if args else None
+    return (default, args) if objective is None else ("train", ["--objective", objective, *args[1:]])
+
+
+def objective_named(typed: str) -> str | None:
+    """Return the objective that is named instead of a command, as in `swift dpo`; None for other words."""
+    return next((name for name in objective_names() if command_name(name) == command_name(typed)), None)
 
 
 def command_name(typed: str) -> str:

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 HELP = ("-h", "--help")
-_TRAINING_EXAMPLES = {
-    "pt": "swift pt --model qwen3-0.6b --dataset corpus.jsonl --packing",
-    "sft": "swift sft --model qwen3-0.6b --dataset data.jsonl --num_train_epochs 3",
-    "rlhf": "swift rlhf --rlhf_type dpo --model qwen3-0.6b --dataset pairs.jsonl",
-    "train": "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl",
-}
 MOST_USED = (
     "model.path",
     *("data.train", "data.validation", "data.split_ratio", "data.max_length", "data.packing"),
@@ -111,15 +105,16 @@ def show_training_help(command: str, args: Sequence[str]) -> None:
     from swift.config.sections import Config
     from swift.plugins.kinds import group_of_section
 
-    _line(f"{_styled(f'swift {command}', 'bold')}: {commands()[command].summary}")
-    _line(f"\n  {_TRAINING_EXAMPLES[command]}\n  swift {command} config.yaml --optim.lr 2e-5\n")
+    info = commands()[command]
+    _line(f"{_styled(f'swift {command}', 'bold')}: {info.summary}")
+    _line(f"\n  {info.example}\n  swift {command} config.yaml --optim.lr 2e-5\n")
     _paragraphs(
         "Flags take precedence over a configuration file. In flags, - and _ mean the same. --nproc N starts N "
         "processes on this machine. Flags that take a list may be repeated; for all others the last value counts."
     )
-    for name, info in Config.model_fields.items():
-        fields = [field for field in core_fields().values() if field.section == name]
-        section: Any = info.annotation
+    for name, field in Config.model_fields.items():
+        fields = [each for each in core_fields().values() if each.section == name]
+        section: Any = field.annotation
         _show_group(_friendly(name, _first_line(section), fields))
         if (group := group_of_section(name)) is not None:
             _show_plugin(group, name, _chosen(group, name, command, args))
@@ -152,8 +147,8 @@ def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
     """Return the plugin that the arguments besides `--help` select, or the default."""
     from swift.config.draft import Layer
     from swift.config.flags import read_flags
-    from swift.parsing.aliases import COMMAND_OBJECTIVES, training_flags
-    from swift.parsing.tasks import TRAINED_BY
+    from swift.parsing.aliases import training_flags
+    from swift.parsing.tasks import trained_by
     from swift.plugins.kinds import KINDS
 
     table = training_flags()
@@ -168,8 +163,9 @@ def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
         return str(requested.value)
     if section == "objective":
         task = draft.get("model.task")
-        default = COMMAND_OBJECTIVES.get(command, ("dpo" if command == "rlhf" else "sft",))[0]
-        return default if task is None else TRAINED_BY.get(task.value, default)
+        of_task = None if task is None else trained_by(str(task.value))
+        if (implied := of_task or trained_by(command)) is not None:
+            return implied
     return str(core_fields()[selected].default)
 
 

@@ -10,18 +10,26 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.commands import COMMAND_ALIASES, COMMANDS, REPLACED_COMMANDS, TRAINING, collision, command_name, commands
+from swift.cli.commands import (
+    COMMANDS,
+    REPLACED_COMMANDS,
+    TRAINING,
+    collision,
+    command_name,
+    commands,
+    training_command,
+)
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
-from swift.plugins.discover import list_plugins
-from swift.plugins.entry import printable
-from swift.plugins.known import PACKAGES
+from swift.plugins.discover import list_plugins, objective_names
+from swift.plugins.entry import PluginEntry, printable
+from swift.plugins.known import KNOWN, PACKAGES
 from swift.version import __version__
 
 
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in (*TRAINING, *COMMAND_ALIASES) or {"-h", "--help"} & set(sys.argv):
+    if command in (*TRAINING, *KNOWN["swift.objectives"]) or {"-h", "--help"} & set(sys.argv):
         gc.disable()  # garbage collection takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
@@ -57,16 +65,19 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] in ("--version", "-V", "-v", "version"):
         sys.stdout.write(f"swift {__version__}\n")
         return 0
-    name = command_name(argv[0])
-    if name in COMMAND_ALIASES:
-        name, *flags = COMMAND_ALIASES[name]
-        argv = [name, *flags, *argv[1:]]
-    entries = [each for each in list_plugins(COMMANDS) if command_name(each.name) == name and collision(each) is None]
+    name, args = command_name(argv[0]), argv[1:]
+    if not _entries(name):
+        name, args = training_command(argv, name)
+    entries = _entries(name)
     if not entries:
         raise _unknown_command(name)
     from swift.cli.plugin_command import run as run_command
 
-    return run_command(entries, argv[1:])
+    return run_command(entries, args)
+
+
+def _entries(name: str) -> list[PluginEntry]:
+    return [each for each in list_plugins(COMMANDS) if command_name(each.name) == name and collision(each) is None]
 
 
 def overview(*, styled: bool) -> str:
@@ -109,7 +120,7 @@ def _unknown_command(name: str) -> UsageError:
     if name in REPLACED_COMMANDS:
         reason, instead = REPLACED_COMMANDS[name]
         return UsageError(reason, hint=instead)
-    known = [*commands(), *COMMAND_ALIASES]
+    known = [*commands(), *map(command_name, objective_names())]
     return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All commands: swift --help")
 
 

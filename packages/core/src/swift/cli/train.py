@@ -9,45 +9,42 @@ from typing import ClassVar
 from swift.cli.help import asks_for_help, show_training_help
 
 
-class _Training:
-    """Implements `swift.contracts.Command`."""
+class TrainingCommand:
+    """Base of commands that train. Implements `swift.contracts.Command`."""
 
     name: ClassVar[str]
+    example: ClassVar[str]
 
     def run(self, args: list[str]) -> int:
+        """Train, or print the help; return the exit code."""
         return train(self.name, args)
 
 
-class PtCommand(_Training):
+class PtCommand(TrainingCommand):
     """`swift pt`."""
 
     name = "pt"
     group = "Train"
     summary = "Continue pre-training on plain text"
+    example = "swift pt --model qwen3-0.6b --dataset corpus.jsonl --packing"
 
 
-class SftCommand(_Training):
+class SftCommand(TrainingCommand):
     """`swift sft`."""
 
     name = "sft"
     group = "Train"
     summary = "Fine-tune on conversations or instructions"
+    example = "swift sft --model qwen3-0.6b --dataset data.jsonl --num_train_epochs 3"
 
 
-class RlhfCommand(_Training):
-    """`swift rlhf`."""
-
-    name = "rlhf"
-    group = "Train"
-    summary = "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm, prm), rewards (grpo, ppo) or a teacher (gkd)"
-
-
-class TrainCommand(_Training):
+class TrainCommand(TrainingCommand):
     """`swift train`."""
 
     name = "train"
     group = "Train"
     summary = "Any objective, named by --train_type or --objective"
+    example = "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl"
 
 
 def train(command: str, args: list[str]) -> int:

@@ -12,6 +12,7 @@ from swift.contracts.environment import Environment, EpisodeStart, Observation, 
 from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, Reloaded, SchemeFacts
 from swift.contracts.facts import DataFacts, Decision, ModelFacts, QuantizedShare, RejectedSamples, RunFacts
 from swift.contracts.inference import (
+    TOKEN_SCORES,
     Completion,
     EngineLibrary,
     EngineRequest,
@@ -33,7 +34,7 @@ from swift.contracts.layout import (
     Traffic,
 )
 from swift.contracts.model import ModelSource, WeightStream
-from swift.contracts.objective import Communication, ExportContext, Objective, OpenRole, ScheduleContext
+from swift.contracts.objective import Communication, ExportContext, Objective, OpenRole, ScheduleContext, ServedScores
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepTimes
 from swift.contracts.optimizer import (
     Matrix,
@@ -73,6 +74,7 @@ __all__ = [
     "LEAVING",
     "PASSING",
     "POLICY",
+    "TOKEN_SCORES",
     "Acts",
     "Basis",
     "BatchSchedule",
@@ -136,6 +138,7 @@ __all__ = [
     "SchemeFacts",
     "Score",
     "ServeRequest",
+    "ServedScores",
     "Slot",
     "StepRecord",
     "StepResult",

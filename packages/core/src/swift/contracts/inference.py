@@ -123,6 +123,10 @@ class EngineRequest:
     """Prints a line for the user."""
 
 
+TOKEN_SCORES = "token_scores"
+"""For `ServeRequest.task`: a language model that scores by the difference of two logits (`Objective.served_scores`)."""
+
+
 class ImagePrompt(tuple[int, ...]):
     """Tokens of a prompt, some of which stand for images; a prompt of text alone may be any sequence of tokens."""
 
@@ -224,7 +228,7 @@ class ServeRequest:
     """What the chat template is given where a request does not say."""
     task: str = "causal_lm"
     """What the model returns: a value of `model.task`, of those that the engine names in its `tasks`, or
-    'generative_reranker' if it is named there: a language model that is asked for scores of documents."""
+    `TOKEN_SCORES` if it is named there."""
     decision_tokens: tuple[str, str] | None = None
-    """Of a generative reranker: the tokens of its vocabulary that say that a document answers the query, and that it
-    does not. The score of a document is the difference of their logits, or a function of it."""
+    """Of a language model that returns scores: the tokens of `ServedScores`. The score is the difference of their
+    logits, or a function of it."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from swift.contracts.rounds import RoundWork
 from swift.contracts.schedule import BatchSchedule
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swift.contracts.role import ModelRole
     from swift.contracts.run import Topology
     from swift.data.batch import Batch, MicroBatch, Row
-    from swift.data.encodings import Encoding
+    from swift.data.encodings import Conversation, Encoding, Sample
     from swift.data.global_segments import GlobalSegments
     from swift.data.pipeline import PreparedData
     from swift.data.samples import SampleFacts
@@ -53,7 +53,14 @@ class Objective(ABC):
     encoding: str | Encoding = "chat"
     """How rows become samples: 'text', 'chat', or an `Encoding` of a plugin."""
     task: str = "causal_lm"
-    """`model.task` where the user names none."""
+    """`model.task` where the user names none. `--task_type` takes the objective's own name too."""
+    command: ClassVar[str] = "train"
+    """The command that trains it, such as 'sft' or 'rlhf': others refuse it, except `train`. With 'train' none does."""
+    returns: ClassVar[Literal["scores", "steps"] | None] = None
+    """What its models return where `task` does not tell: a language model that returns 'scores' is asked for them by
+    `question` and `scores`, and a model that returns 'steps' has a value of each step of a completion."""
+    asks: ClassVar[tuple[str, ...]] = ("text",)
+    """Columns of a row, each a text, that a language model scores."""
     num_labels: int | None = None
     """How many labels a head must have for the objective."""
     adapters_off: bool = False
@@ -133,12 +140,37 @@ class Objective(ABC):
         """Return which samples each step takes; a schedule may make them itself, in rounds."""
         return context.default()
 
+    def question(self, *columns: Conversation) -> Sample:
+        """Return what `encoding` makes one segment of, for the `asks` of a row without a target."""
+        raise NotImplementedError(f"{type(self).__name__} returns {self.returns} and has no question")
+
+    def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
+        """Return the score that a language model gives each segment, [segments]."""
+        raise NotImplementedError(f"{type(self).__name__} returns {self.returns} and has no scores")
+
+    def served_scores(self, tokenizer: Any, system: str | None) -> ServedScores | None:
+        """Return how a server gets the same scores from a language model; None where it cannot.
+
+        `system` is the system message of the run.
+        """
+        return None
+
     def finish_export(self, context: ExportContext) -> None:  # noqa: B027 - most models need no more files
         """Add to an export what programs that load the model must know of its inputs: a chat template, prompts.
 
         Called on the main process for every export of a model that the objective trained, once the exporter has
         written its files and before they are verified. The weights must stay as they are.
         """
+
+
+@dataclass(frozen=True)
+class ServedScores:
+    """A score that is the difference of two logits after a prompt, which servers compute."""
+
+    template: str
+    """A chat template of the columns of `Objective.asks`, which servers pass as messages (query and document)."""
+    tokens: tuple[str, str]
+    """The tokens of the vocabulary, as strings, whose logits make the score: the first minus the second."""
 
 
 @dataclass(frozen=True)

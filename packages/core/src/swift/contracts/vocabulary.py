@@ -114,6 +114,8 @@ class FlagTopic:
     """Flag of core (`loss_type`, `optimizer`, `train_type` …) → further value → what it sets, or why it is refused."""
     commands: frozenset[str] = frozenset()
     """The commands that have these flags, where they are not those that train. They have `meanings` only."""
+    trained_by: Mapping[str, str] = field(default_factory=dict)
+    """Task of models, or command that trains → the objective where the user names none."""
     read_environment: Callable[[Draft, Mapping[str, str]], None] | None = None
     """Sets keys from environment variables, once the objective is known."""
     settle: Callable[[Draft], None] | None = None

@@ -76,9 +76,8 @@ def calibration_rows(
 
 
 def _encoding(config: dict[str, Any]) -> str | Encoding:
-    from swift.export.objective import options_of_run
     from swift.plugins.load import load_objective
-    from swift.plugins.objective import make_objective
+    from swift.plugins.objective import make_objective_of_run
 
     objective = config.get("objective", {})
     if objective.get("name") is None:
@@ -86,7 +85,7 @@ def _encoding(config: dict[str, Any]) -> str | Encoding:
     plugin = load_objective(objective["name"])
     encoding = plugin.object.encoding
     if isinstance(encoding, property):
-        encoding = make_objective(plugin, options_of_run(plugin, objective)).encoding
+        encoding = make_objective_of_run(plugin, objective).encoding
     return cast("str | Encoding", encoding)
 
 

@@ -27,6 +27,7 @@ class Sft(PerTokenObjective[LikelihoodOptions]):
 
     options_model = LikelihoodOptions
     name = "sft"
+    command = "sft"
     encoding = "chat"
 
     def __init__(self, options: LikelihoodOptions) -> None:
@@ -52,4 +53,5 @@ class Pretrain(Sft):
     """Train on plain text, where every token is a target."""
 
     name = "pt"
+    command = "pt"
     encoding = "text"

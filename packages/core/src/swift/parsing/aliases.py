@@ -20,6 +20,7 @@ from swift.parsing import quantization_flags
 from swift.parsing import translations as to
 from swift.parsing.choices import choice
 from swift.parsing.plugin_flags import flag_topics
+from swift.parsing.tasks import task_type
 from swift.parsing.third_party import third_party_flags
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 _ALL_UNLESS_SET = Fallback("data.loss_on", "all")
 _TRANSLATED: TranslatedFlags = (
     (("model_type",), "model.path", "value", request("model_type")),
-    (("task_type",), "model.task", "value", choice(to.TASKS)),
+    (("task_type",), "model.task", "value", task_type),
     (("torch_dtype", "dtype"), "model.dtype", "value", choice(to.DTYPES)),
     (("bf16",), "model.dtype", "switch", when_on(Set("model.dtype", "bfloat16"), Request("no_bf16", True))),
     (("fp16", "use_fp16"), "model.dtype", "switch", when_on(Set("model.dtype", "float16"), Request("no_fp16", True))),
@@ -215,9 +216,6 @@ _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; they repeat environment variables."""
 OPEN_SECTIONS = ("backend", "export", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
-
-COMMAND_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}
-"""Command → the objectives that it trains, the default first. `rlhf` takes all others, `train` takes any."""
 
 MACHINES = ("nnodes", "node_rank", "master_addr", "master_port")
 """Flags of torchrun that stand for the environment variables of the same names."""

@@ -12,7 +12,6 @@ from swift.errors import ConfigError, PluginError
 from swift.parsing.cadence import settle_cadence
 from swift.parsing.plugin_flags import flag_topics
 from swift.parsing.quantization_flags import settle_quantization
-from swift.plugins.known import ONLINE_OBJECTIVES
 from swift.untrusted import parse_json
 
 _LIMITED = re.compile(r"#\d+$")
@@ -194,18 +193,13 @@ def _max_samples(draft: Draft) -> None:
 
 
 def _max_prompt_length(draft: Draft) -> None:
-    """Read the limit of prompts as `data.max_length` for objectives that read prompts."""
+    """Refuse a limit of prompts alone, which no vocabulary has read."""
     request = draft.take("max_prompt_length")
-    if request is None or str(request.value).lower() in ("none", "null"):
-        return
-    objective = draft.get("objective.name")
-    if objective is None or objective.value not in ONLINE_OBJECTIVES:
+    if request is not None and str(request.value).lower() not in ("none", "null"):
         raise ConfigError(
             f"{request.source} is not supported: prompt and completion have one limit together.",
             hint="Type --max_length N",
         )
-    draft.set("data.max_length", request.value, request.source)
-    draft.default("data.truncation", "left", request.source)
 
 
 _SETTLERS = (
@@ -217,9 +211,8 @@ _SETTLERS = (
     _max_samples,
     _trainable_parameters,
     settle_quantization,
-    _max_prompt_length,
 )
-_LAST_SETTLERS = (_weights_of_checkpoint, _best_at_the_end, _recomputation, settle_cadence)
+_LAST_SETTLERS = (_max_prompt_length, _weights_of_checkpoint, _best_at_the_end, _recomputation, settle_cadence)
 
 
 def settle_requests(draft: Draft) -> None:

@@ -29,14 +29,13 @@ from swift.config.sources import naming_sources
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
 from swift.errors import ConfigError, SwiftError
-from swift.parsing.aliases import COMMAND_OBJECTIVES
 from swift.parsing.capabilities import check_capabilities, check_export
 from swift.parsing.objective_defaults import set_defaults
 from swift.parsing.plugin_flags import flag_topics
 from swift.parsing.requests import settle_layer, settle_requests
-from swift.parsing.tasks import TRAINED_BY, check_task, for_objective
+from swift.parsing.tasks import TASKS, check_task, for_objective, trained_by
 from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins, only_installed
+from swift.plugins.discover import list_plugins, objective_names, only_installed
 from swift.plugins.hooks import core_settings
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import (
@@ -314,31 +313,28 @@ def _check_names(config: Config) -> None:
 def _name_objective(draft: Draft, command: str) -> None:
     """Set the objective that the command or the model's task implies; refuse one that the command does not train."""
     task = draft.get("model.task")
-    if task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
-        draft.default("objective.name", TRAINED_BY[task.value], task.source)
+    of_task = None if task is None else trained_by(str(task.value))
+    if task is not None and of_task is not None and draft.get("objective.name") is None:
+        draft.set("objective.name", of_task, task.source)
+        if task.value not in TASKS:
+            draft.drop("model.task")  # it is the objective's name
     requested = draft.get("objective.name")
-    trained = COMMAND_OBJECTIVES.get(command)
-    if trained is not None:
-        if requested is not None and requested.value not in trained:
+    if requested is None:
+        if (default := trained_by(command)) is not None:
+            draft.set("objective.name", default, f"swift {command}")
+            if default != command:
+                draft.note(f"The objective is {default}, the default; --rlhf_type selects another.")
+        elif command != "train":
+            find("swift.commands", command)
+    elif command != "train" and requested.value in objective_names():
+        trains = load_objective(requested.value).object.command
+        if trains not in (command, "train"):
             raise ConfigError(
                 f"swift {command} does not train the objective {quoted(requested.value)} ({requested.source}).",
-                hint=f"Type: swift {_command_of(requested.value) or f'train --objective {requested.value}'}",
-            )
-        draft.default("objective.name", trained[0], f"swift {command}")
-    elif command == "rlhf":
-        if requested is None:
-            draft.set("objective.name", "dpo", "swift rlhf")
-            draft.note("The objective is dpo, the default; --rlhf_type selects another.")
-        elif _command_of(requested.value):
-            raise ConfigError(
-                f"swift rlhf does not train the objective {quoted(requested.value)} ({requested.source}).",
-                hint=f"Type: swift {_command_of(requested.value)}",
+                hint=f"Type: swift {_command_of(requested.value, trains)}",
             )
 
 
-def _command_of(objective: Any) -> str | None:
-    """Return the arguments after `swift` that train an objective; None where it has no command of its own."""
-    command = next((command for command, objectives in COMMAND_OBJECTIVES.items() if objective in objectives), None)
-    if command is None or objective == COMMAND_OBJECTIVES[command][0]:
-        return command
-    return f"{command} --task_type {objective}"
+def _command_of(objective: str, command: str) -> str:
+    """Return the arguments after `swift` that train an objective with its command."""
+    return command if trained_by(command) == objective else f"{command} --objective {objective}"

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from swift.config.settings import Set, Settings
+from swift.config.translate import unknown_value
 from swift.contracts import Need
 from swift.errors import ConfigError, ModelError
+from swift.parsing.plugin_flags import flag_topics
+from swift.plugins.discover import objective_names
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -16,15 +20,31 @@ CAUSAL_LM, EMBEDDING = "causal_lm", "embedding"
 HEADED = ("seq_cls", "reward", "value")
 """Tasks of a model with a head instead of the unembedding."""
 
-TRAINED_BY = {"seq_cls": "seq_cls", EMBEDDING: "embedding", "reward": "rm"}
-"""Task → its default objective."""
-
 _OF_LOGITS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 )
 _OF_HEAD = frozenset({Need.SCORES, Need.VALUES})
 _VIEWS_OF = {CAUSAL_LM: _OF_LOGITS, EMBEDDING: frozenset({Need.POOLED}), **dict.fromkeys(HEADED, _OF_HEAD)}
 """Task → views of which an objective must request at least one: the others leave a part of the model untrained."""
+TASKS = tuple(_VIEWS_OF)
+
+
+def task_type(source: str, value: Any) -> Settings:
+    """Read `--task_type`: the task of a model, or an objective, which brings the task of its models."""
+    name = str(value).lower()
+    if name in TASKS:
+        return (Set("model.task", name),)
+    if name in objective_names():
+        return (Set("objective.name", name),)
+    raise unknown_value(source, value, dict.fromkeys((*TASKS, *objective_names())))
+
+
+def trained_by(name: str) -> str | None:
+    """Return the objective for models of a task, or of a command, where the user names none."""
+    defaults = {"pt": "pt", "sft": "sft"}
+    for topic in flag_topics():
+        defaults |= topic.trained_by
+    return defaults.get(name) or (name if name in objective_names() else None)
 
 
 def task_of(source: ModelSource) -> str:

@@ -16,7 +16,7 @@ from swift.config.settings import Fallback, Note, Request, Set, Settings, sets
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
 from swift.parsing.choices import choice, further_value
-from swift.plugins.discover import list_plugins, only_installed
+from swift.plugins.discover import list_plugins, objective_names, only_installed
 from swift.plugins.vocabularies import meaning_of_value
 
 
@@ -83,10 +83,10 @@ def optimizer_arguments(source: str, value: Any) -> Settings:
 
 
 def tuner(source: str, value: Any) -> Settings:
-    """Accept core's names and those of installed plugins; refuse well-known others with the reason."""
-    name = str(value).lower()
-    if name in TRAIN_TYPES or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
-        return choice(TRAIN_TYPES, "train_type")(source, value)
+    """Accept tuners and objectives, those of installed plugins included; refuse well-known others with the reason."""
+    types = _each("objective.name", *objective_names()) | TRAIN_TYPES
+    if str(value).lower() in types or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
+        return choice(types, "train_type")(source, value)
     return (Set("tuner.kind", value),)
 
 
@@ -97,7 +97,7 @@ def loss_type(source: str, value: Any) -> Settings:
     name = str(value).lower()
     if meaning_of_value("loss_type", name) is not None:
         return further_value("loss_type", source, value, ())
-    return LOSSES_OF_RERANKERS.get(name, (Set("objective.loss", value),))
+    return (Set("objective.loss", value),)
 
 
 def no_dropout(source: str, value: Any) -> Settings:
@@ -216,21 +216,8 @@ TRAIN_TYPES: dict[str, Settings] = {
     "dora": sets({"tuner.kind": "lora", "tuner.dora": True}),
     "rslora": sets({"tuner.kind": "lora", "tuner.rslora": True}),
     **_each("tuner.kind", "miss", "oft", "hira", "loha", "lokr"),
-    **_each("objective.name", "pt", "cpt", value="pt"),
-    **_each("objective.name", "sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd"),
+    **_each("objective.name", "cpt", value="pt"),
 }
-TASKS: dict[str, Settings] = {
-    **_each("model.task", "causal_lm", "seq_cls", "embedding", "reward", "value"),
-    **_each("objective.name", "reranker", "generative_reranker", "prm"),
-}
-"""ms-swift's reranker and prm tasks are objectives here, for a model of another task."""
-LOSSES_OF_RERANKERS: dict[str, Settings] = {
-    "pointwise_reranker": (Fallback("objective.name", "reranker"), Set("objective.loss", "pointwise")),
-    "listwise_reranker": (Fallback("objective.name", "reranker"), Set("objective.loss", "listwise")),
-    "generative_reranker": sets({"objective.name": "generative_reranker", "objective.loss": "pointwise"}),
-    "listwise_generative_reranker": sets({"objective.name": "generative_reranker", "objective.loss": "listwise"}),
-}
-"""ms-swift's names of losses; the last two also select the objective."""
 DTYPES: dict[str, Settings] = {
     **_each("model.dtype", "auto"),
     **_each("model.dtype", "float32", "fp32", "float", value="float32"),

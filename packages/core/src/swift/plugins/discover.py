@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import metadata
 
 from swift.plugins.entry import CORE, GROUPS, PluginEntry, normal_name, printable
+from swift.plugins.known import KNOWN
 
 ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable.
@@ -48,6 +49,11 @@ def only_installed(group: str, names: Iterable[str]) -> tuple[str, ...]:
 def plugin_names(group: str) -> list[str]:
     """Return the names of the installed plugins of a kind that may be used, without importing them."""
     return sorted({entry.name for entry in allowed_plugins(group)})
+
+
+def objective_names() -> tuple[str, ...]:
+    """Return the names of objectives: of this project's, installed or not, and of the others that are installed."""
+    return tuple(dict.fromkeys((*plugin_names("swift.objectives"), *KNOWN["swift.objectives"])))
 
 
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-ONLINE_OBJECTIVES = ("gkd", "grpo", "ppo")
-"""Objectives that sample completions during training."""
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
@@ -11,7 +9,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.objectives": {
         **dict.fromkeys(("dpo", "cpo", "simpo", "orpo", "kto", "rm", "prm"), "objectives"),
         **dict.fromkeys(("embedding", "reranker", "generative_reranker", "seq_cls"), "objectives"),
-        **dict.fromkeys(ONLINE_OBJECTIVES, "rl"),
+        **dict.fromkeys(("gkd", "grpo", "ppo"), "rl"),
     },
     "swift.optimizers": dict.fromkeys(
         (
@@ -45,8 +43,13 @@ KNOWN: dict[str, dict[str, str]] = {
         "convert": "migrate",
         "demo": "demo",
         "plan": "plan",
+        "rlhf": "objectives",
     },
-    "swift.vocabularies": {"fsdp": "fsdp", "megatron": "megatron", "online": "rl", "programs": "migrate"},
+    "swift.vocabularies": {
+        **{name: name for name in ("fsdp", "megatron", "objectives")},
+        "online": "rl",
+        "programs": "migrate",
+    },
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 FLAGS_OF_BACKENDS = {"fsdp": "fsdp"}

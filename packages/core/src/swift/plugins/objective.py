@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
+from swift.config.options import RunsCode
 from swift.contracts import BatchSchedule, LossSums, ModelView, Objective, ScheduleContext
+from swift.errors import PluginError
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
 from swift.plugins.entry import PluginEntry
-from swift.plugins.load import LoadedPlugin
+from swift.plugins.load import LoadedPlugin, find, load
+from swift.plugins.python_files import is_imported, is_in_file
 from swift.plugins.return_values import Checked, check_attributes, described, is_finite, is_tensor, returned, wrong
+from swift.terminal import Say, say_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +52,35 @@ def make_objective(
     if config is not None:
         objective.check_config(config)
     return objective
+
+
+def load_objective_of_run(section: Mapping[str, Any], say: Say = say_nothing) -> LoadedPlugin | None:
+    """Return the objective that the stored `objective` section of a run names; None where it cannot be used."""
+    name = section.get("name")
+    if name is None:
+        return None
+    if is_in_file("swift.objectives", name) and not is_imported(name):  # a checkpoint must not name code to run
+        say(f"{name} is not run for an export. Files that the objective adds, such as a chat template, are missing.")
+        return None
+    try:
+        entry = find("swift.objectives", name)
+    except PluginError as problem:  # the model was trained elsewhere, and most objectives add nothing
+        say(f"{problem.message} Files that it adds to an export, such as a chat template, are missing. {problem.hint}")
+        return None
+    return load(entry)
+
+
+def make_objective_of_run(plugin: LoadedPlugin, section: Mapping[str, Any]) -> Objective:
+    """Return the objective with its stored options, without those that name code or that it does not know."""
+    assert plugin.config_model is not None
+    known = {
+        name: section[name]
+        for name, field in plugin.config_model.model_fields.items()
+        if name in section and not any(isinstance(each, RunsCode) for each in field.metadata)
+    }
+    with failing(plugin.entry, "its options"):
+        options = plugin.config_model.model_validate(known)
+    return make_objective(plugin, options)
 
 
 class CheckedObjective(Checked):

@@ -47,8 +47,9 @@ def returns_scores(options: AnyTaskOptions) -> bool:
                 hint="Remove it, or name a model instead of a server.",
             )
         return False
-    from swift.checkpoint import find_weights, is_generative_reranker
+    from swift.checkpoint import find_weights
     from swift.parsing.tasks import CAUSAL_LM, returns
+    from swift_infer.scoring import scoring_objective
 
     location = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
     task = location.weights.task
@@ -57,7 +58,7 @@ def returns_scores(options: AnyTaskOptions) -> bool:
             f"--task_type {options.task_type} needs a language model, but {options.model} returns {returns(task)}.",
             hint="Remove --task_type.",
         )
-    return task != CAUSAL_LM or is_generative_reranker(location.objective, options.task_type)
+    return task != CAUSAL_LM or scoring_objective(location, options.task_type) is not None
 
 
 def check_scoring(options: AnyTaskOptions, *unused: str) -> None:

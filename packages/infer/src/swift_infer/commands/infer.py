@@ -128,26 +128,28 @@ def _score(options: InferOptions) -> int:
         )
     check_result(options.result_path)
     quiet_libraries(options)
-    from swift.checkpoint import is_generative_reranker
     from swift_infer.chat_engine import find_model
     from swift_infer.image_messages import question_of
     from swift_infer.questions import Question
     from swift_infer.score_rows import TEXT, RowScorer, read_rows
+    from swift_infer.scoring import scoring_objective
 
     found = find_model(options, generates=False, say=print_note)
     found.check_scores_sequences()
     if found.source.processor is None:
         check_scoring(options, *NAMES, *LIMITS)
-    if options.prompt and is_generative_reranker(found.location.objective, options.task_type):
+    objective = scoring_objective(found.location, options.task_type)
+    if options.prompt and objective is not None and len(objective.asks) > 1:
+        columns = " and ".join(objective.asks)
         raise UsageError(
-            f"{options.model} scores pairs of query and document, and cannot score a --prompt.",
-            hint="Type --dataset FILE with the columns query and document. To chat with it type swift chat MODEL",
+            f"{options.model} scores pairs of {columns}, and cannot score a --prompt.",
+            hint=f"Type --dataset FILE with the columns {columns}. To chat with it type swift chat MODEL",
         )
     held = {kind: getattr(options, kind) for kind in NAMES}
     rows: Sequence[Question] = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
-        rows = read_rows(options, found)
-    scorer = RowScorer(found, options, rows, say=print_note)
+        rows = read_rows(options, found, objective)
+    scorer = RowScorer(found, options, rows, objective, say=print_note)
     if options.result_path is not None:
         scorer.write(options.result_path)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -37,9 +37,10 @@ class ServeOptions(Section):
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field(
         "auto", description="Data type of the weights; auto: that of the model's folder"
     )
-    task_type: Literal["generative_reranker", "causal_lm"] | None = Field(
+    task_type: Name | None = Field(
         None,
-        description="generative_reranker scores documents by the model's yes and no; default: the task of the run",
+        description="Objective by which a language model returns scores, such as generative_reranker, or causal_lm for "
+        "none; default: that of the run or export",
     )
     max_length: Annotated[Tokens | None, Aliases(*MAX_LENGTH_FLAGS)] = Field(
         None, description="Maximum tokens of prompt and response together; default: the model's"

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from swift.checkpoint import (
-    GENERATIVE_RERANKER,
-    WeightsLocation,
-    check_weights_of,
-    display_name,
-    find_weights,
-    is_generative_reranker,
-)
+from swift.checkpoint import WeightsLocation, check_weights_of, display_name, find_weights
 from swift.config.sections import ModelSection
-from swift.contracts import ServeRequest
+from swift.contracts import TOKEN_SCORES, Objective, ServeRequest
 from swift.errors import ModelError, UsageError
 from swift.models import (
     check_tokenizer,
@@ -23,16 +15,15 @@ from swift.models import (
     locate_model,
     read_config,
     stored_pair_template,
-    stored_yes_no_tokens,
 )
 from swift.models.adapter_file import ADAPTER_CONFIG
 from swift.models.files import SafetensorsFolder
 from swift.parsing.tasks import CAUSAL_LM, check_generates, returns
-from swift.terminal import waiting
 from swift.untrusted import typed_path
-from swift_infer.servers.program import cache_folder
+from swift_infer.scoring import scoring_objective
 from swift_infer.serving.fit import check_fit, read_adapter
 from swift_infer.serving.options import ServeOptions
+from swift_infer.serving.scores import served_scores
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -47,9 +38,8 @@ def serve_request(
     """Find the model and its adapters, and check that they are complete and fit; `tasks` are the engine's."""
     model = str(options.model)
     location = find_weights(model, trust_remote_code=options.trust_remote_code)
-    task: str = location.weights.task
-    if options.task_type != CAUSAL_LM and is_generative_reranker(location.objective, options.task_type):
-        task = GENERATIVE_RERANKER
+    objective = _scoring_objective(location, options, tasks)
+    task = TOKEN_SCORES if objective is not None else location.weights.task
     _check_task(location, options, tasks, task)
     known_as, folder = locate_model(location.weights, say=say)
     _check_model(folder, location.weights)
@@ -70,8 +60,8 @@ def serve_request(
     for path in adapters.values():
         check_fit(path, folder)
     template, tokens = location.weights.chat_template or _pair_template(folder, task), None
-    if task == GENERATIVE_RERANKER:
-        template, tokens = yes_no_question(location, folder, say=say)
+    if objective is not None:
+        template, tokens = served_scores(objective, location, folder, say=say)
     return ServeRequest(
         model=folder,
         name=base,
@@ -94,32 +84,32 @@ def serve_request(
     )
 
 
+def _scoring_objective(location: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> Objective | None:
+    """Return the objective by which a language model scores; reject other models, and engines without support."""
+    task = location.weights.task
+    if options.task_type not in (None, CAUSAL_LM) and task != CAUSAL_LM:
+        raise ModelError(
+            f"--task_type {options.task_type} needs a language model, but {options.model} returns {returns(task)} "
+            f"({task}).",
+            hint="Remove --task_type.",
+        )
+    objective = scoring_objective(location, options.task_type)
+    if objective is not None and TOKEN_SCORES not in tasks:
+        raise UsageError(
+            f"This engine cannot serve a {objective.name}.",
+            hint="Pass --task_type causal_lm, or choose another --engine.",
+        )
+    return objective
+
+
 def _check_task(location: WeightsLocation, options: ServeOptions, tasks: Collection[str], task: str) -> None:
     """Reject tasks that the engine does not serve, and adapters of models that return scores or vectors."""
-    if task == GENERATIVE_RERANKER:
-        _check_reranks(location, options, tasks)
-    elif task not in tasks:
+    if task not in tasks:
         check_generates(str(options.model), task)
     if task != CAUSAL_LM and (location.adapter is not None or options.adapters or options.runtime_adapters):
         raise ModelError(
             f"{options.model} returns {returns(task)} ({task}), and such models cannot be served with adapters.",
-            hint=f"Merge the adapter first: swift export {options.model} --to hf --out merged && swift serve merged"
-            + f" --task_type {GENERATIVE_RERANKER}" * (task == GENERATIVE_RERANKER),
-        )
-
-
-def _check_reranks(location: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> None:
-    """Reject models other than language models, and engines without support for generative rerankers."""
-    if location.weights.task != CAUSAL_LM:
-        raise ModelError(
-            f"--task_type {GENERATIVE_RERANKER} needs a language model, but {options.model} returns "
-            f"{returns(location.weights.task)} ({location.weights.task}).",
-            hint="Remove --task_type.",
-        )
-    if GENERATIVE_RERANKER not in tasks:
-        raise UsageError(
-            f"This engine cannot serve a {GENERATIVE_RERANKER}.",
-            hint="Pass --task_type causal_lm, or choose another --engine.",
+            hint=f"Merge the adapter first: swift export {options.model} --to hf --out merged && swift serve merged",
         )
 
 
@@ -129,27 +119,6 @@ def _pair_template(folder: Path, task: str) -> Path | None:
     Engines use one for the scores of pairs only where it is named: most models have templates that know no pairs.
     """
     return None if task == CAUSAL_LM else stored_pair_template(folder)
-
-
-def yes_no_question(
-    location: WeightsLocation, folder: Path, *, say: Callable[[str], None]
-) -> tuple[Path, tuple[str, str]]:
-    """Return a chat template that renders a query with a document, and the yes and no tokens, as strings.
-
-    The prompt is that of training, of the folder's own template, or else of Qwen3-Reranker.
-    """
-    with waiting("Reading the tokenizer"):
-        from swift.models import open_source
-        from swift_infer.yes_no import reranker_of
-
-        section = location.weights.model_copy(update={"path": str(folder)})
-        tokenizer = open_source(section, say=say).tokenizer
-        reranker = reranker_of(location.objective)
-        text = reranker.pair_template(tokenizer, location.system)
-        stored = None if location.objective else stored_yes_no_tokens(read_config(folder))
-        file = cache_folder() / f"pairs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jinja"
-        file.write_text(text, encoding="utf-8")
-        return file, stored or reranker.yes_no_tokens(tokenizer)
 
 
 def _named(text: str) -> tuple[str, Path]:

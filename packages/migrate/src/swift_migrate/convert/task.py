@@ -9,7 +9,7 @@ from typing import Any
 from swift.contracts import ThirdPartyCheckpoint
 from swift.errors import CheckpointError
 from swift.models import HfSource, read_config, settings_of_adapter, settings_of_folder
-from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, trained_by
 from swift.terminal import Say
 from swift.toolkit import ADAPTER, HEAD
 from swift_migrate.convert.hf_folder import PREFIX, HfFolder
@@ -53,7 +53,7 @@ def model_settings(
 
 def resume_command(source: HfSource, args: TrainingArgs) -> str:
     """Return the command that trains a model of this task."""
-    objective = args.objective or TRAINED_BY.get(source.task)
+    objective = args.objective or ("rm" if source.task == "reward" else trained_by(source.task))
     if source.task == CAUSAL_LM:
         return "swift sft"
     if objective == "rm":

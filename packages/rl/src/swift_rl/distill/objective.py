@@ -28,6 +28,7 @@ class Gkd(PerTokenObjective[GkdOptions]):
 
     options_model = GkdOptions
     name = "gkd"
+    command = "rlhf"
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {
         "tuner.dropout": (0.0, "with dropout the student that learns would differ from the one that sampled"),
     }

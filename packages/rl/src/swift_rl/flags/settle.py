@@ -10,6 +10,8 @@ from swift.errors import ConfigError
 from swift.untrusted import parse_json
 
 _VLLM, _VLLM_TITLE, _TRANSFORMERS = "vllm", "vLLM", "transformers"
+OBJECTIVES = ("gkd", "grpo", "ppo")
+"""Objectives that sample completions during training."""
 _ENVIRONMENT = "objective.environment"
 _ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
 _ENGINE_SETTING = "engine."
@@ -20,10 +22,20 @@ _PORT = 8000
 
 def settle_online(draft: Draft) -> None:
     """Replace requests about rollouts by keys."""
+    _max_prompt_length(draft)
     _environment(draft)
     _engine(draft)
     _engine_settings(draft)
     _steps(draft)
+
+
+def _max_prompt_length(draft: Draft) -> None:
+    """Read the limit of prompts as `data.max_length` for objectives that read prompts."""
+    if draft.value("objective.name") not in OBJECTIVES or (limit := draft.take("max_prompt_length")) is None:
+        return
+    if str(limit.value).lower() not in ("none", "null"):
+        draft.set("data.max_length", limit.value, limit.source)
+        draft.default("data.truncation", "left", limit.source)
 
 
 def _environment(draft: Draft) -> None:
