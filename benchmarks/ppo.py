@@ -80,7 +80,8 @@ def _losses(
     from swift.contracts import ModelView
     from swift.data.batch import collate
     from swift.data.samples import Encoded, Segment
-    from swift_rl.ppo import Ppo, ValueLoss
+    from swift_rl.critic import ValueLoss
+    from swift_rl.ppo import Ppo
 
     length = logps.shape[1]
     weights = np.concatenate([[0.0], np.ones(length)]).astype(np.float32)

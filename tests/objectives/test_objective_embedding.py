@@ -17,7 +17,8 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import ConfigError
 from swift.objectives.across_rows import Compared
 from swift_objectives import embedding_losses
-from swift_objectives.embedding import Embedding, EmbeddingOptions
+from swift_objectives.embedding import Embedding
+from swift_objectives.embedding_options import EmbeddingOptions
 
 Group = tuple[int, int]
 """How many positives and negatives a query has."""

@@ -10,7 +10,7 @@ import pytest
 
 from swift_rl import advantages
 from swift_rl.algorithm_options import AlgorithmOptions
-from swift_rl.health import Health, NothingToLearn, signs_of
+from swift_rl.health import Health, NothingToLearn, entropy_of, teaches
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 
 GROUP = 4
@@ -102,14 +102,15 @@ def test_truncated_completions_do_not_end_learning_run() -> None:
     said: list[str] = []
     health = Health(1, said.append)
     for _ in range(3):
-        assert health.look(made_up(LEARNS, finish_reason="length")).taught == 1
+        health.look(made_up(LEARNS, finish_reason="length"))
     assert said == []
 
 
 def test_groups_that_were_left_out_teach_nothing() -> None:
     made = made_up(LEARNS)
     made.dropped = {0: "all the same", 1: "all the same"}
-    assert signs_of(made).taught == 0
+    assert teaches(made_up(LEARNS))
+    assert not teaches(made)
 
 
 def test_wrong_reference_ends_run_before_first_step() -> None:
@@ -122,5 +123,5 @@ def test_wrong_reference_ends_run_before_first_step() -> None:
 
 
 def test_measured_entropy_overrides_sampled_estimate() -> None:
-    assert signs_of(made_up(LEARNS)).entropy == 1.0
-    assert signs_of(made_up(LEARNS, entropies=np.full(5, 0.25))).entropy == 0.25
+    assert entropy_of(made_up(LEARNS).completions) == 1.0
+    assert entropy_of(made_up(LEARNS, entropies=np.full(5, 0.25)).completions) == 0.25

@@ -12,8 +12,9 @@ from swift.contracts import ModelView
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift_rl import gae
+from swift_rl.critic import ValueLoss
 from swift_rl.options import PpoOptions
-from swift_rl.ppo import Ppo, ValueLoss
+from swift_rl.ppo import Ppo
 
 NOISE = np.random.default_rng(7)
 

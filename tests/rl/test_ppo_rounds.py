@@ -71,24 +71,24 @@ def test_ppo_resumes_mid_round_bit_for_bit(tied: Path, rewards: Path, tmp_path: 
         assert completion.ref_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
         even = float(np.mean(completion.token_ids % 2 == 0))
         scores.append(even - 0.5 * (completion.finish_reason == "length"))
-    values = [completion.token_values["old_values"] for completion in made[0].completions]
+    values = [completion.old_values for completion in made[0].completions]
     masks = [np.ones(len(value), dtype=bool) for value in values]
     expected = gae.estimate(np.array(scores), values, None, masks, PpoOptions(whiten_rewards=True), kl_coef=0.0)
     for place, completion in enumerate(made[0].completions):
-        assert completion.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-9)
+        assert completion.returns == pytest.approx(expected.returns[place], abs=1e-9)
         assert completion.advantages == pytest.approx(expected.advantages[place], abs=1e-9)
     assert any(np.abs(each.old_logps - each.ref_logps).max() > 1e-4 for each in completions)
 
     # The second round, in which the policy has moved: by what its file says of policy, reference and critic.
     scores = [np.mean(each.token_ids % 2 == 0) - 0.5 * (each.finish_reason == "length") for each in completions]
-    values = [each.token_values["old_values"] for each in completions]
+    values = [each.old_values for each in completions]
     masks = [np.ones(len(value), dtype=bool) for value in values]
     apart = [each.old_logps.astype(np.float64) - each.ref_logps for each in completions]
     facts = made[1].facts
     options = PpoOptions(whiten_rewards=True)
     expected = gae.estimate(np.array(scores), values, apart, masks, options, kl_coef=facts["kl_coef"])
     for place, completion in enumerate(completions):
-        assert completion.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-6)
+        assert completion.returns == pytest.approx(expected.returns[place], abs=1e-6)
         assert completion.advantages == pytest.approx(expected.advantages[place], abs=1e-6)
     told, said = (np.concatenate(each).astype(np.float64) for each in (expected.returns, values))
     assert facts["explained_variance"] == pytest.approx(1 - (told - said).var() / told.var(), abs=1e-6)

@@ -63,7 +63,7 @@ def test_shared_critic_resumes_and_head_is_not_exported(tied: Path, rewards: Pat
         prompt = made.prompts[completion.prompt].token_ids
         ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         values = (model.model(ids).last_hidden_state @ head.T)[0, len(prompt) - 1 : -1, 0]
-        assert completion.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
+        assert completion.old_values == pytest.approx(values.detach().numpy(), abs=1e-5)
 
 
 def test_shared_critic_head_is_trained_with_adapters(tied: Path, rewards: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_shared_critic_head_is_trained_with_adapters(tied: Path, rewards: Path, 
         prompt = made.prompts[completion.prompt].token_ids
         ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         values = (base.model(ids).last_hidden_state @ head.T)[0, len(prompt) - 1 : -1, 0]
-        assert completion.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
+        assert completion.old_values == pytest.approx(values.detach().numpy(), abs=1e-5)
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
         assert completion.old_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
 

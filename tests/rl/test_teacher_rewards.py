@@ -84,7 +84,7 @@ def test_teacher_term_is_added_to_advantages(tied: Path, teacher: Path, tmp_path
     for rewarded, taught in zip(alone.completions, both.completions, strict=True):
         assert rewarded.token_ids.tolist() == taught.token_ids.tolist()
         assert taught.old_logps is not None
-        added = COEF * (taught.token_values["teacher_logps"] - taught.old_logps)
+        added = COEF * (taught.teacher_logps - taught.old_logps)
         np.testing.assert_allclose(taught.advantages, rewarded.advantages + added, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ from swift.data import GlobalSegments
 from swift.objectives.across_rows import Compared
 
 if TYPE_CHECKING:
-    from swift_objectives.embedding import EmbeddingOptions
+    from swift_objectives.embedding_options import EmbeddingOptions
 
 
 BLOCK = 1 << 23

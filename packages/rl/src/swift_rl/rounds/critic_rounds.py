@@ -9,8 +9,8 @@ import numpy as np
 
 from swift_rl import gae, kl
 from swift_rl.advantages import GroupStatistics, totals
+from swift_rl.critic import CRITIC, TokenValues, ValueLoss
 from swift_rl.options import PpoOptions
-from swift_rl.ppo import CRITIC, TokenValues, ValueLoss
 from swift_rl.rounds.schedule import RolloutSchedule
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class CriticRounds(RolloutSchedule[PpoOptions]):
         masks = kept.masks
         found = gae.estimate(self._scores(kept), values, divergences, masks, options, kl_coef=self._kl_coef)
         kept.fill("advantages", found.advantages)
-        for completion, returns, value in zip(kept.completions, found.returns, values, strict=True):
-            completion.token_values |= {"returns": returns, "old_values": value}
+        kept.fill("returns", found.returns)
+        kept.fill("old_values", values)
         return {
             **({} if divergences is None else {"kl": _mean(divergences, masks), "kl_coef": self._kl_coef}),
             "explained_variance": gae.explained_variance(found.returns, values, masks),

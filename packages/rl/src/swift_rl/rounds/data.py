@@ -95,8 +95,12 @@ class RolloutCompletion:
     """float32: importance weights against the engine."""
     entropies: np.ndarray | None = None
     """float32, in nats, where requested."""
-    token_values: dict[str, np.ndarray] = field(default_factory=dict)
-    """Further values of tokens that an objective adds, by name: arrays whose first axis is the tokens."""
+    teacher_logps: np.ndarray | None = None
+    """float32: of the teacher."""
+    old_values: np.ndarray | None = None
+    """float32: of the critic at the beginning of the round."""
+    returns: np.ndarray | None = None
+    """float64: what the critic learns."""
     episode: Episode | None = None
     """Its turns, in runs with an environment."""
     why_not: str = ""

@@ -23,7 +23,10 @@ from swift_rl.rounds.data import Episode, Prompt, RolloutCompletion, Round
 
 FOLDER = "rollouts"
 """Under the run's folder."""
-_ARRAYS = ("token_ids", "logps", "advantages", "old_logps", "ref_logps", "is_weights", "entropies")
+_ARRAYS = (
+    *("token_ids", "logps", "advantages", "old_logps", "ref_logps", "is_weights", "entropies", "teacher_logps"),
+    *("old_values", "returns"),
+)
 _LENGTHS = "lengths"
 _REPORTED = ("prompt", "index", "finish_reason", "text", "rewards", "remarks", "failed", "reward", "why_not")
 
@@ -81,14 +84,9 @@ def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
 
 def _columns(completions: Sequence[RolloutCompletion]) -> dict[str, np.ndarray]:
     columns = {_LENGTHS: np.array([len(completion.token_ids) for completion in completions], dtype=np.int64)}
-    others = dict.fromkeys(name for completion in completions for name in completion.token_values)
-    for name in (*_ARRAYS, *others):
-        values = [
-            completion.token_values.get(name) if name in others else getattr(completion, name)
-            for completion in completions
-        ]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
+    for name in _ARRAYS:
+        known = [values for completion in completions if (values := getattr(completion, name)) is not None]
+        if known and len(known) == len(completions):
             columns[name] = np.concatenate(known)
     return columns
 
@@ -101,9 +99,7 @@ def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarr
     completions = []
     for index, line in enumerate(rest):
         own = {name: parts[index] for name, parts in pieces.items()}
-        others = {name: own.pop(name) for name in list(own) if name not in _ARRAYS}
-        values: dict[str, Any] = {**line, **own, "token_values": others, "episode": _episode(line)}
-        completions.append(RolloutCompletion(**values))
+        completions.append(RolloutCompletion(**{**line, **own, "episode": _episode(line)}))
     dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
     return Round(head["round"], head["version"], prompts, completions, head["facts"], dropped, head["cursor"])
 

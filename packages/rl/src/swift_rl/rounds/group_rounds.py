@@ -75,10 +75,10 @@ class GroupRounds(RolloutSchedule[GrpoOptions]):
     def _add_teacher(self, kept: KeptCompletions, teacher: TokenTeacher) -> Mapping[str, float]:
         """Add the difference of the teacher's and the policy's log-probability of each token to its advantage."""
         logps = kept.of_completions(teacher.logps(kept.samples))
+        kept.fill("teacher_logps", [each.astype(np.float32) for each in logps])
         apart = []
         for completion, each in zip(kept.completions, logps, strict=True):
             assert completion.old_logps is not None
-            completion.token_values["teacher_logps"] = each.astype(np.float32)
             further = completion.old_logps.astype(np.float64) - each
             completion.advantages = completion.advantages - self.options.teacher_kl_coef * further
             apart += [further] if completion.learned else []

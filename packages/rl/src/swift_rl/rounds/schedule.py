@@ -25,8 +25,6 @@ from swift_rl.rounds.scoring import RewardScorer, on_main
 from swift_rl.rounds.values import KeptCompletions, figures
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from swift.contracts import ScheduleContext
     from swift.data.batch import Batch
     from swift.data.samples import Encoded
@@ -54,12 +52,12 @@ class RolloutSchedule(Rounds, Generic[Options]):
 
     An objective has a subclass, which computes the values of tokens that its loss reads. `value` is called when
     completions are sampled and scored, then `fill_in` when the round is complete and the weights are still those at its
-    beginning. Values are stored as attributes of the completions or in their `token_values`. These are written to disk
-    with the round, and read for each step, so that a run can resume in the middle of a round.
+    beginning. Values are stored as attributes of the completions. These are written to disk with the round, and read
+    for each step, so that a run can resume in the middle of a round.
     """
 
     token_columns: ClassVar[tuple[str, ...]]
-    """Attributes and `token_values` of completions that samples get as `MicroBatch.token_values`, where known."""
+    """Attributes of completions that samples get as `MicroBatch.token_values`, where known."""
 
     def __init__(self, context: ScheduleContext, options: Options) -> None:
         self.options = options
@@ -256,11 +254,8 @@ class RolloutSchedule(Rounds, Generic[Options]):
 
     def _sample_of(self, prompt: Prompt, completion: RolloutCompletion) -> Encoded:
         """Return a row of a step."""
-        values: dict[str, np.ndarray] = {"rollout_logps": completion.logps}
-        for name in self.token_columns:
-            value = completion.token_values.get(name, getattr(completion, name, None))
-            if value is not None:
-                values[name] = value
+        known = {name: getattr(completion, name) for name in self.token_columns}
+        values = {"rollout_logps": completion.logps, **{name: each for name, each in known.items() if each is not None}}
         weights = 1.0 if completion.learned else 0.0
         before, ids, own = completion.layout(prompt)
         return sample_of(prompt.number, before, ids, values, own=own, weights=weights)

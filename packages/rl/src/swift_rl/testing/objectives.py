@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import BatchSchedule
+from swift_rl.critic import CRITIC, ValueLoss
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
 from swift_rl.objective import Grpo
-from swift_rl.ppo import CRITIC, Ppo, ValueLoss
+from swift_rl.ppo import Ppo
 from swift_rl.testing.reference import TEMPERATURE, taught, values_of
 
 if TYPE_CHECKING:
