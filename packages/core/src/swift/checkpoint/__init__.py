@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from swift.checkpoint.folders import is_checkpoint as is_checkpoint
     from swift.checkpoint.folders import link as link
     from swift.checkpoint.folders import prune as prune
+    from swift.checkpoint.folders import whole_checkpoints as whole_checkpoints
     from swift.checkpoint.load import Checkpoint as Checkpoint
     from swift.checkpoint.load import check_resume as check_resume
     from swift.checkpoint.load import open_checkpoint as open_checkpoint
@@ -43,7 +44,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "finite": "INVALID_VALUES invalid_tensors",
-        "folders": "checkpoint_folder clean_stale find_checkpoint is_checkpoint link prune",
+        "folders": "checkpoint_folder clean_stale find_checkpoint is_checkpoint link prune whole_checkpoints",
         "load": "Checkpoint check_resume open_checkpoint",
         "manifest": "MANIFEST Manifest read_manifest",
         "save": "PendingSave before_update save_checkpoint wait_for_saves",
