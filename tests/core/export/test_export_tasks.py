@@ -23,7 +23,7 @@ from swift.export.plugins import HuggingFaceExporter
 from swift.export.run import export_checkpoint
 from swift.hookspecs import ExporterHooks
 from swift.models.sentence_files import stored_pooling, stored_prompts, write_sentence_files
-from swift_export_vllm.supported import check_task
+from swift_export_vllm.supported import check_exported
 from swift_testing.objectives import install_objectives
 
 OBJECTIVES = {"reward": "kit-scores", "seq_cls": "kit-scores", "value": "kit-values", "embedding": "kit-vectors"}
@@ -221,7 +221,7 @@ def test_an_adapter_with_a_head_is_merged_before_it_is_served(tmp_path: Path) ->
 def test_token_values_are_not_served_or_quantized(reward: Path, tmp_path: Path) -> None:
     """Values of tokens are not served and what is quantized generates text."""
     with pytest.raises(ExportError, match="does not support models of task"):
-        check_task(SimpleNamespace(task="value"))  # type: ignore[arg-type]  # all that it looks at
+        check_exported(SimpleNamespace(task="value"))  # type: ignore[arg-type]  # all that it looks at
     options = ExportOptions(out=tmp_path / "small", quant="w8a8")
     with pytest.raises(ExportError, match="supports language models only, not models of task reward"):
         export_checkpoint(reward, to="vllm", options=options, say=lambda _: None)

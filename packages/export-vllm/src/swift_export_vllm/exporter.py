@@ -22,8 +22,7 @@ class VllmExporter(HuggingFaceExporter):
 
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:
-        from swift_export_vllm.supported import check_exported, check_task
+        from swift_export_vllm.supported import check_exported
 
-        check_task(request.source)
         check_exported(request.source)
         return super().swift_export(weights, request)

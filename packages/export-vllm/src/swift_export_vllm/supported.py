@@ -67,18 +67,14 @@ def check_served(model: Path, interpreter: Interpreter) -> None:
     )
 
 
-def check_task(source: ModelSource) -> None:
-    """Refuse a model of a task that vLLM has no endpoint for."""
+def check_exported(source: ModelSource) -> None:
+    """Refuse a model of a task that vLLM has no endpoint for, or that the installed vLLM does not list."""
     task = getattr(source, "task", GENERATES)
     if task not in TASKS:
         raise ExportError(
             f"vLLM does not support models of task {task}.",
             hint="Export for transformers: swift export ... --to hf",
         )
-
-
-def check_exported(source: ModelSource) -> None:
-    """Refuse to write a model that the installed vLLM does not list. Where none is, whoever installs it finds out."""
     if importlib.util.find_spec("vllm") is None:
         return
     from swift.toolkit import architecture_of

@@ -248,7 +248,8 @@ class KeptState:
                 host += size
             else:
                 sizes[kind] += size
-        return cls(*apart, sizes=tuple(sizes), host=host)
+        always, growing, passing, afterwards, leaving = apart
+        return cls(always, growing, passing, afterwards, leaving, tuple(sizes), host)
 
 
 LOSS, BACKWARD, UPDATE = "the loss, by chunks", "a layer's backward pass", "before the update"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 
 from swift.errors import UsageError
+from swift.terminal import print_line
 from swift_ui.options import LOCAL_HOSTS, UiOptions, UiSettings
 
 PORT = 7860
@@ -31,10 +31,12 @@ class UiCommand:
             settings = UiSettings(
                 roots, options.host, listening.getsockname()[1], trust_remote_code=options.trust_remote_code
             )
-            _say(f"Open {settings.address}")
-            _say(f"Serving the runs in {', '.join(map(str, roots))}. Ctrl+C stops the server; runs continue.")
+            print_line(f"Open {settings.address}")
+            print_line(f"Serving the runs in {', '.join(map(str, roots))}. Ctrl+C stops the server; runs continue.")
             if options.host not in LOCAL_HOSTS:
-                _say("Warning: other machines can reach this address, unencrypted. The token allows running commands.")
+                print_line(
+                    "Warning: other machines can reach this address, unencrypted. The token allows running commands."
+                )
             serve(settings, listening, show=options.open)
         return 0
 
@@ -53,8 +55,3 @@ def _listen(host: str, port: int | None) -> socket.socket:
             reason = error.strerror
     listening.close()
     raise UsageError(f"Cannot listen on {host}, port {port}: {reason}.", hint="Use a free port: swift ui --port 0")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -14,6 +14,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -58,14 +59,6 @@ async def read_object(request: Request) -> dict[str, Any]:
     return content
 
 
-class ForbiddenRequest(Exception):
-    """A refused request, with its status and reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
-
-
 class PageGuard:
     """Middleware that refuses requests of other pages, and adds security headers to all responses."""
 
@@ -84,8 +77,8 @@ class PageGuard:
             self._check(request)
             if request.url.path == LOGIN:
                 response = await self._login(request)
-        except ForbiddenRequest as refused:
-            response = JSONResponse({"error": {"message": refused.reason}}, refused.status)
+        except HTTPException as refused:
+            response = JSONResponse({"error": {"message": refused.detail}}, refused.status_code)
         await response(scope, receive, _with_headers(send))
 
     def _check(self, request: Request) -> None:
@@ -94,7 +87,7 @@ class PageGuard:
             _check_body(request)
         path = request.url.path
         if path.startswith("/api/") and path != LOGIN and not self._has_cookie(request):
-            raise ForbiddenRequest(401, "Not logged in. Open the address that the terminal shows.")
+            raise HTTPException(401, "Not logged in. Open the address that the terminal shows.")
 
     def _check_names(self, request: Request) -> None:
         """Check the requested host and the origin of the request."""
@@ -102,14 +95,14 @@ class PageGuard:
         named = _host(hosts[0]) if len(hosts) == 1 else None
         own = self._settings.host
         if named is None or (own not in _ANYWHERE and named not in {*LOCAL_HOSTS, own.lower()}):
-            raise ForbiddenRequest(403, "Unknown host name. Open the address that the terminal shows.")
+            raise HTTPException(403, "Unknown host name. Open the address that the terminal shows.")
         origins = request.headers.getlist("origin")
         if origins and origins != [f"http://{hosts[0]}"]:
-            raise ForbiddenRequest(403, "Requests of other sites are not allowed.")
+            raise HTTPException(403, "Requests of other sites are not allowed.")
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            raise ForbiddenRequest(403, "Requests of other sites are not allowed.")
+            raise HTTPException(403, "Requests of other sites are not allowed.")
         if request.method not in READING and not origins:
-            raise ForbiddenRequest(403, "POST requests need an Origin header.")
+            raise HTTPException(403, "POST requests need an Origin header.")
 
     def _has_cookie(self, request: Request) -> bool:
         try:
@@ -121,13 +114,13 @@ class PageGuard:
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            raise ForbiddenRequest(405, "Use POST to log in.")
+            raise HTTPException(405, "Use POST to log in.")
         try:
             token = (await read_object(request)).get("token")
         except SwiftError as error:
-            raise ForbiddenRequest(400, error.message) from None
+            raise HTTPException(400, error.message) from None
         if not isinstance(token, str) or not _same(token, self._settings.token):
-            raise ForbiddenRequest(
+            raise HTTPException(
                 403, "The token is invalid or from an earlier start. Open the address that the terminal shows."
             )
         response = JSONResponse({"open": True})
@@ -145,11 +138,11 @@ def session(settings: UiSettings) -> str:
 def _check_body(request: Request) -> None:
     length = request.headers.get("content-length")
     if length is None or not length.isdecimal() or "transfer-encoding" in request.headers:
-        raise ForbiddenRequest(411, "The Content-Length header is required.")
+        raise HTTPException(411, "The Content-Length header is required.")
     if int(length) > MOST_BYTES:
-        raise ForbiddenRequest(413, f"The request body is larger than {MOST_BYTES:,} bytes.")
+        raise HTTPException(413, f"The request body is larger than {MOST_BYTES:,} bytes.")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise ForbiddenRequest(415, "The content type must be application/json.")
+        raise HTTPException(415, "The content type must be application/json.")
 
 
 def _host(header: str) -> str | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from swift.checkpoint.folders import checkpoint_folder as checkpoint_folder
     from swift.checkpoint.folders import find_checkpoint as find_checkpoint
     from swift.checkpoint.folders import is_checkpoint as is_checkpoint
+    from swift.checkpoint.folders import whole_checkpoints as whole_checkpoints
     from swift.checkpoint.load import Checkpoint as Checkpoint
     from swift.checkpoint.load import open_checkpoint as open_checkpoint
     from swift.checkpoint.manifest import MANIFEST as MANIFEST
@@ -35,7 +36,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "finite": "INVALID_VALUES invalid_tensors",
-        "folders": "checkpoint_folder find_checkpoint is_checkpoint",
+        "folders": "checkpoint_folder find_checkpoint is_checkpoint whole_checkpoints",
         "load": "Checkpoint open_checkpoint",
         "manifest": "MANIFEST Manifest read_manifest",
         "save": "before_update save_checkpoint",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from swift.checkpoint import whole_checkpoints
 from swift.errors import SwiftError, UsageError
 from swift.forms import resume_argv
 from swift.train import CONFIG_FILE
 from swift_ui.acting.jobs import JobStore, RunningJob, end_process
 from swift_ui.looking.holder import holder_of
 from swift_ui.looking.view import arguments, configuration
-
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -36,18 +34,12 @@ class RunActions:
         alive = holder is not None and holder.alive is True
         job = jobs.of_run(folder)
         alive = alive or (job is not None and job.alive)
-        checkpoints = tuple(checkpoints_of(folder))
+        checkpoints = tuple(reversed(whole_checkpoints(folder).values()))
         resume: list[str] = []
         if not alive and not completed and checkpoints and (folder / CONFIG_FILE).is_file():
             optimizer_state = _has_optimizer_state(folder)
             resume = resume_argv(folder, checkpoints[0], processes=_processes(folder), optimizer_state=optimizer_state)
         return cls(alive, job, checkpoints, tuple(resume))
-
-
-def checkpoints_of(folder: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, newest first."""
-    found = [(int(name[1]), each) for each in folder.glob("checkpoint-*") if (name := _CHECKPOINT.fullmatch(each.name))]
-    return [each for _, each in sorted(found, reverse=True) if (each / "manifest.json").is_file()]
 
 
 def stop_run(folder: Path, jobs: JobStore, *, now: bool) -> None:

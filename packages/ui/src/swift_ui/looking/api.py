@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -101,9 +102,9 @@ def routes() -> list[Route]:
         Route(f"{of_run}/series", _series),
         Route(f"{of_run}/events", _events),
         Route(f"{of_run}/log", _log),
-        Route(f"{of_run}/config", _config),
-        Route(f"{of_run}/samples", _samples),
-        Route(f"{of_run}/rounds", _rounds),
+        Route(f"{of_run}/config", _read(view.configuration)),
+        Route(f"{of_run}/samples", _read(view.samples)),
+        Route(f"{of_run}/rounds", _read(lambda folder: {"rounds": rounds.rounds(folder)})),
         Route(f"{of_run}/rounds/{{number:int}}", _round),
         Route(f"{of_run}/pages/{{name:path}}", _page),
         Route(f"{of_run}/images/{{name:path}}", _image),
@@ -127,7 +128,7 @@ def _run(request: Request) -> Response:
 
 def _series(request: Request) -> Response:
     folder = run_of(request)
-    first, last = _bounds(request)
+    first, last = _number(request, "first"), _number(request, "last")
     runs = reader(request)
     lines, whole = runs.first_lines(folder) if "glance" in request.query_params else (runs.lines(folder), True)
     peak = view.arguments(folder).get("optim.learning_rate")
@@ -136,7 +137,9 @@ def _series(request: Request) -> Response:
             "whole": whole,
             "position": lines.position,
             "charts": lines.charts(peak if isinstance(peak, float) else None),
-            "series": lines.series(first=first, last=last),
+            "series": lines.series(
+                first=-math.inf if first is None else first, last=math.inf if last is None else last
+            ),
             "ranks": {"step": lines.ranks_step, "rows": lines.ranks},
             "last": lines.last,
             "first": lines.first,
@@ -155,16 +158,9 @@ def _log(request: Request) -> Response:
     return RunResponse(log_part(run_of(request), _number(request, "after"), _number(request, "before")))
 
 
-def _config(request: Request) -> Response:
-    return RunResponse(view.configuration(run_of(request)))
-
-
-def _samples(request: Request) -> Response:
-    return RunResponse(view.samples(run_of(request)))
-
-
-def _rounds(request: Request) -> Response:
-    return RunResponse({"rounds": rounds.rounds(run_of(request))})
+def _read(content_of: Callable[[Path], dict[str, Any]]) -> Callable[[Request], Response]:
+    """Return the handler of what is read from the folder of a run."""
+    return lambda request: RunResponse(content_of(run_of(request)))
 
 
 def _round(request: Request) -> Response:
@@ -200,11 +196,6 @@ def _compare(request: Request) -> Response:
     settings = [view.settings_of(view.arguments(folder)) for folder in folders]
     charts = charts_of([dict.fromkeys(names, 1.0)])
     return RunResponse({"runs": rows, "charts": charts, "differences": view.differences(settings)})
-
-
-def _bounds(request: Request) -> tuple[float, float]:
-    first, last = _number(request, "first"), _number(request, "last")
-    return -math.inf if first is None else first, math.inf if last is None else last
 
 
 def _number(request: Request, name: str) -> int | None:

@@ -158,7 +158,7 @@ class RunLines:
         """Return the points of every column with a curve, [steps, values], for the steps in a range."""
         shown = {series["name"] for chart in self.charts() for series in chart["series"]}
         with self._lock:
-            low, high = _range(self.steps, first, last)
+            low, high = bisect_left(self.steps, first), bisect_right(self.steps, last)
             steps = self.steps[low:high]
             return {
                 name: thinned(steps, column[low:high], most) for name, column in self.columns.items() if name in shown
@@ -268,8 +268,3 @@ def number(value: object) -> float:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.7g}")
-
-
-def _range(steps: Sequence[float], first: float, last: float) -> tuple[int, int]:
-    """Return the range of indices whose steps, which are sorted, are in a range."""
-    return bisect_left(steps, first), bisect_right(steps, last)
