@@ -30,14 +30,12 @@ def check_destination(
             f"{destination} already exists.",
             hint=f"Choose another folder with {out}, or add {exist_ok} to replace it.",
         )
-    if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
+    known = (VERIFICATION, "config.json", "adapter_config.json")
+    is_export = any((destination / name).is_file() for name in known)
+    if not destination.is_dir() or (any(destination.iterdir()) and not is_export):
         raise UsageError(
             f"{destination} is not an export, so it is not replaced.", hint=f"Choose another folder with {out}."
         )
-
-
-def _is_export(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (VERIFICATION, "config.json", "adapter_config.json"))
 
 
 def put_in_place(temporary: Path, destination: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
+from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.weights_location import check_finished, check_weights_of
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, task_of
@@ -59,9 +59,12 @@ def export_checkpoint(
     )
     check_destination(destination, options)
     exporter = exporter or installed_exporter(to)
+    facts = origin.facts
+    adapter = None if facts is None else facts.adapter
+    config: Any = {} if facts is None else facts.config
     job = ExportJob(
-        exporter, to, origin.source, origin.adapter, options, destination, say,
-        objective=origin.objective, system=origin.system,
+        exporter, to, origin.source, adapter, options, destination, say,
+        objective=config.get("objective", {}), system=config.get("data", {}).get("system"),
     )  # fmt: skip
     if scheme is not None:
         _quantise(origin, job, scheme, requested)
@@ -81,26 +84,12 @@ class _Origin:
     checkpoint: Checkpoint | None = None
 
     @property
-    def adapter(self) -> Mapping[str, Any] | None:
-        return None if self.checkpoint is None else self.checkpoint.facts.adapter
-
-    @property
-    def objective(self) -> Mapping[str, Any]:
-        return self._section("objective")
-
-    @property
-    def system(self) -> str | None:
-        return self._section("data").get("system")
-
-    def _section(self, name: str) -> Mapping[str, Any]:
-        """Return a section of the run's configuration; empty where no run is known."""
-        config: Any = {} if self.checkpoint is None else self.checkpoint.facts.config
-        stored: Mapping[str, Any] = config.get(name, {})
-        return stored
+    def facts(self) -> Manifest | None:
+        return None if self.checkpoint is None else self.checkpoint.facts
 
     def weights(self) -> WeightStream:
         if self.checkpoint is not None:
-            return stored_weights(self.checkpoint, self.source, self.adapter)
+            return stored_weights(self.checkpoint, self.source, self.checkpoint.facts.adapter)
         return ((name, self.source.read(name)) for name in self.source.names())
 
 
@@ -142,9 +131,7 @@ def _quantise(origin: _Origin, job: ExportJob, scheme: OfferedScheme, options: E
             f"--quant supports language models only, not models of task {task_of(origin.source)}.",
             hint="Remove --quant; --dtype bfloat16 halves the size.",
         )
-    calibration = calibration_rows(
-        options, scheme, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=job.say
-    )
+    calibration = calibration_rows(options, scheme, origin.source, origin.facts, say=job.say)
     folder, whole = origin.folder, job.destination.with_name(f".{job.destination.name}.whole")
     try:
         with complete(job):

@@ -13,13 +13,13 @@ import torch
 from swift.checkpoint.checksums import write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
 from swift.config.media import NAMES
-from swift.contracts import Reloaded, WeightStream
+from swift.contracts import WeightStream
 from swift.errors import ExportError, SwiftError
 from swift.export.destination import VERIFICATION, check_destination, put_in_place
 from swift.export.job import ExportJob, is_adapter
 from swift.export.objective import add_files_of_objective
-from swift.export.precision import export_dtypes, main_dtype
-from swift.export.verify.compare import Reference, tolerance_of
+from swift.export.precision import export_dtypes
+from swift.export.verify.compare import tolerance_of
 from swift.export.verify.own_format import verify_own_format
 from swift.export.verify.reference import PlainState, fixed_prompts
 from swift.export.verify.run import BIT_FOR_BIT, Digests, can_verify, verify_export
@@ -94,11 +94,17 @@ def _write_and_verify(job: ExportJob, weights: WeightStream) -> None:
         return
     with waiting("Comparing the export with what was trained"):
         reference = plain.reference(fixed_prompts(job.source))
-        if reloaded is not None:
-            report = _read_back(job, reloaded, digests, reference, plain)
-        else:
-            del plain  # as large as the model that is reloaded next
-            report = _compared(job, digests, reference)
+        with _loading(job):
+            if reloaded is not None:
+                # With adapters on, the plain state has no merged weights to compare with.
+                trained = plain if job.adapter is None else None
+                report = verify_own_format(job, reloaded, digests, reference, trained)
+            else:
+                del plain  # as large as the model that is reloaded next
+                report = verify_export(job, digests, reference)
+        if reloaded is None and job.options.verify == "all":
+            report[ENGINE] = compare_by_engine(job, reference, tolerance_of(digests.dtype), dtype="float32")
+            write_json(job.temporary / VERIFICATION, report)
     _say_verified(report, job.say)
 
 
@@ -121,37 +127,6 @@ def _write(job: ExportJob, weights: WeightStream, plain: PlainState) -> Digests:
     _write_files(job, iter(adapters.items()))
     plain.attach(adapters, job.adapter)
     return _adapter_digests(job, job.adapter, adapters)
-
-
-def _read_back(
-    job: ExportJob, reloaded: Reloaded, digests: Digests, reference: Reference, plain: PlainState
-) -> dict[str, Any]:
-    """Compare what the exporter read back with the training state."""
-    with _loading(job):
-        return verify_own_format(
-            job.temporary,
-            reloaded,
-            expected=digests,
-            # With adapters on, the plain state has no merged weights to compare with.
-            trained=plain if job.adapter is None else None,
-            reference=reference,
-            source=job.source,
-            dtype=main_dtype(digests.dtypes.values()),
-            reader=job.to,
-        )
-
-
-def _compared(job: ExportJob, digests: Digests, reference: Reference) -> dict[str, Any]:
-    """Compare the folder with the reference, and return the report that was written into it."""
-    dtype = main_dtype(digests.dtypes.values())
-    with _loading(job):
-        report = verify_export(
-            job.temporary, expected=digests.found, reference=reference, source=job.source, dtype=dtype
-        )
-    if job.options.verify == "all":
-        report[ENGINE] = compare_by_engine(job, reference, tolerance_of(dtype), dtype="float32")
-        write_json(job.temporary / VERIFICATION, report)
-    return report
 
 
 @contextmanager

@@ -56,7 +56,9 @@ def ask_engine(engine: str, request: Mapping[str, Any], prompts: Sequence[Sequen
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                _stop(process)
+                with suppress(ProcessLookupError):  # with everything that it has started
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if not outputs.is_file():
             tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL:]
             raise ModelError(
@@ -74,13 +76,6 @@ def _clean(variables: Mapping[str, str]) -> dict[str, str]:
     # The engine must be the same one, wherever it is started from.
     kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir())
     return kept
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End everything that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def main() -> int:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
+from swift.contracts import Reloaded
 from swift.errors import ExportError, listed
 from swift.export.destination import VERIFICATION
+from swift.export.job import ExportJob
 from swift.export.verify.compare import Reference, Tolerance, compare, tolerance_of
 from swift.export.verify.reference import PlainState, module_outputs
 from swift.export.verify.run import BIT_FOR_BIT, Digests
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from swift.contracts import ModelSource, Reloaded
 
 _CAUSE = "The exporter, or the hook that reads the export back, alters weights. Report it to the exporter's authors."
 _LOGP_OF_ROUNDING = 20.0
@@ -25,14 +22,13 @@ _LOGP_OF_ROUNDING = 20.0
 
 
 def verify_own_format(
-    folder: Path, reloaded: Reloaded, *, expected: Digests, trained: PlainState | None, reference: Reference,
-    source: ModelSource, dtype: str, reader: str,
-) -> dict[str, Any]:  # fmt: skip
+    job: ExportJob, reloaded: Reloaded, expected: Digests, reference: Reference, trained: PlainState | None
+) -> dict[str, Any]:
     """Compare what was read back, write `verification.json`, and return its content.
 
     Values are compared bit for bit where the format stores them as they are, else with those of the training state.
     """
-    state = PlainState(source)
+    folder, state = job.temporary, PlainState(job.source)
     left, largest = dict(expected.found), 0.0
     for name, tensor in state.watch(reloaded.weights):
         digest = left.pop(name, None)
@@ -45,19 +41,19 @@ def verify_own_format(
             largest = max(largest, _error(name, tensor, trained.tensor(name), reloaded.rounding))
     if left:
         raise ExportError(f"The export in {folder} lacks weights: {listed(list(left))}.", hint=_CAUSE)
-    tolerance = tolerance_of(dtype)
+    tolerance = tolerance_of(expected.dtype)
     if reloaded.rounding:
         tolerance = Tolerance(float("inf"), max(tolerance.largest, _LOGP_OF_ROUNDING * reloaded.rounding))
     rounded = "read back" if trained is None else f"within a relative error of {largest:.2g}"
-    outputs = module_outputs(state.model, reference.prompts, source)
+    outputs = module_outputs(state.model, reference.prompts, job.source)
     report = {
         "verified": True,
-        "read_back_by": reader,
+        "read_back_by": job.to,
         "weights": {
             "compared": len(expected.found),
             "equal": BIT_FOR_BIT if reloaded.rounding == 0 else rounded,
         },
-        **compare(reference, outputs, tolerance, who=f"what {reader} reads back", cause=_CAUSE),
+        **compare(reference, outputs, tolerance, who=f"what {job.to} reads back", cause=_CAUSE),
         "media": None,
         "rendering": None,
         "versions": installed_versions(),

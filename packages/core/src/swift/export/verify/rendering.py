@@ -34,12 +34,12 @@ _CALLED = [
     {"role": "tool", "name": "add", "content": "5"},
 ]
 CONVERSATIONS: dict[str, dict[str, Any]] = {
-    "a question": {"conversation": _QUESTION},
-    "a question, up to the response": {"conversation": _QUESTION, "add_generation_prompt": True},
-    "several turns": {"conversation": _TURNS, "add_generation_prompt": True},
-    "a system message": {"conversation": [{"role": "system", "content": "Be brief."}, *_TURNS]},
-    "tools": {"conversation": _QUESTION, "tools": [_TOOL], "add_generation_prompt": True},
-    "a tool's result": {"conversation": _CALLED, "tools": [_TOOL], "add_generation_prompt": True},
+    "a question": {"messages": _QUESTION},
+    "a question, up to the response": {"messages": _QUESTION, "add_generation_prompt": True},
+    "several turns": {"messages": _TURNS, "add_generation_prompt": True},
+    "a system message": {"messages": [{"role": "system", "content": "Be brief."}, *_TURNS]},
+    "tools": {"messages": _QUESTION, "tools": [_TOOL], "add_generation_prompt": True},
+    "a tool's result": {"messages": _CALLED, "tools": [_TOOL], "add_generation_prompt": True},
 }
 """What a template is asked to render; one that refuses a conversation must refuse it in the export as well."""
 
@@ -69,8 +69,7 @@ def _rendered(tokenizer: Any, conversation: dict[str, Any]) -> str | None:
     if tokenizer.chat_template is None:
         return None
     try:
-        arguments = {name: value for name, value in conversation.items() if name != "conversation"}
-        return render_chat(tokenizer, conversation["conversation"], location="A conversation to compare", **arguments)
+        return render_chat(tokenizer, location="A conversation to compare", **conversation)
     except (TemplateError, TypeError, ValueError, KeyError):
         return None
 

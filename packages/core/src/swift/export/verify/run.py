@@ -18,7 +18,8 @@ from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.export.destination import VERIFICATION
-from swift.export.job import is_adapter, trusted
+from swift.export.job import ExportJob, is_adapter, trusted
+from swift.export.precision import main_dtype
 from swift.export.verify.compare import Reference, compare, tolerance_of
 from swift.export.verify.reference import module_outputs
 from swift.export.verify.rendering import compare_rendering
@@ -42,6 +43,11 @@ class Digests:
         self._expected = dtypes
         self.dtypes: dict[str, torch.dtype] = {}
         self.found: dict[str, str] = {}
+
+    @property
+    def dtype(self) -> str:
+        """Return the precision of most tensors."""
+        return main_dtype(self.dtypes.values())
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
         """Note a tensor in the precision that the export gives it; its own where none is given."""
@@ -74,23 +80,19 @@ def can_verify(folder: Path) -> bool:
     return "quantization_config" not in settings
 
 
-def verify_export(
-    folder: Path, *, expected: Mapping[str, str], reference: Reference, source: ModelSource, dtype: str
-) -> dict[str, Any]:
-    """Compare, write `verification.json`, and return its content; `ExportError` names the first difference.
-
-    `expected` are the checksums of all tensors; `dtype` is the precision of the export.
-    """
-    _compare_weights(folder, expected)
+def verify_export(job: ExportJob, expected: Digests, reference: Reference) -> dict[str, Any]:
+    """Compare, write `verification.json`, and return its content; `ExportError` names the first difference."""
+    folder, source = job.temporary, job.source
+    _compare_weights(folder, expected.found)
     model = reload(folder, source)
     outputs = module_outputs(model, reference.prompts, source)
-    tolerance, whole, media = tolerance_of(dtype), not is_adapter(folder), None
+    tolerance, whole, media = tolerance_of(expected.dtype), not is_adapter(folder), None
     if reference.perceived is not None:
         media = compare_perceived(reference.perceived, model, folder, source, largest=tolerance.largest, whole=whole)
     del model
     report = {
         "verified": True,
-        "weights": {"compared": len(expected), "dtype": dtype, "equal": BIT_FOR_BIT},
+        "weights": {"compared": len(expected.found), "dtype": expected.dtype, "equal": BIT_FOR_BIT},
         **compare(reference, outputs, tolerance, who="transformers", cause=_CONFIGURATION),
         "media": media,
         "rendering": None,
