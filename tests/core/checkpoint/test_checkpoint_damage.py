@@ -13,16 +13,10 @@ import pytest
 import torch
 from forked import MANIFEST, on_processes
 
-from swift.checkpoint import (
-    check_resume,
-    clean_stale,
-    find_checkpoint,
-    link,
-    open_checkpoint,
-    prune,
-    save_checkpoint,
-    wait_for_saves,
-)
+from swift.checkpoint import find_checkpoint, open_checkpoint, save_checkpoint
+from swift.checkpoint.folders import clean_stale, link, prune
+from swift.checkpoint.load import check_resume
+from swift.checkpoint.save import wait_for_saves
 from swift.errors import CheckpointError
 
 

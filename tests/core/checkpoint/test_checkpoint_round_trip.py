@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from swift.checkpoint import TensorSlices, flat_slices, open_checkpoint, save_checkpoint, wait_for_saves
+from swift.checkpoint import TensorSlices, flat_slices, open_checkpoint, save_checkpoint
 from swift.checkpoint.names import model_name, optim_name
+from swift.checkpoint.save import wait_for_saves
 from swift.errors import CheckpointError
 
 SHAPES = {"a.weight": (10, 6), "b.weight": (7, 3, 2), "c.bias": (5,), "d": ()}

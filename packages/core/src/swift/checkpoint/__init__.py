@@ -13,21 +13,15 @@ if TYPE_CHECKING:
     from swift.checkpoint.finite import INVALID_VALUES as INVALID_VALUES
     from swift.checkpoint.finite import invalid_tensors as invalid_tensors
     from swift.checkpoint.folders import checkpoint_folder as checkpoint_folder
-    from swift.checkpoint.folders import clean_stale as clean_stale
     from swift.checkpoint.folders import find_checkpoint as find_checkpoint
     from swift.checkpoint.folders import is_checkpoint as is_checkpoint
-    from swift.checkpoint.folders import link as link
-    from swift.checkpoint.folders import prune as prune
     from swift.checkpoint.load import Checkpoint as Checkpoint
-    from swift.checkpoint.load import check_resume as check_resume
     from swift.checkpoint.load import open_checkpoint as open_checkpoint
     from swift.checkpoint.manifest import MANIFEST as MANIFEST
     from swift.checkpoint.manifest import Manifest as Manifest
     from swift.checkpoint.manifest import read_manifest as read_manifest
-    from swift.checkpoint.save import PendingSave as PendingSave
     from swift.checkpoint.save import before_update as before_update
     from swift.checkpoint.save import save_checkpoint as save_checkpoint
-    from swift.checkpoint.save import wait_for_saves as wait_for_saves
     from swift.checkpoint.storage import StoredTensors as StoredTensors
     from swift.checkpoint.tensor_slices import TensorSlices as TensorSlices
     from swift.checkpoint.tensor_slices import flat_slices as flat_slices
@@ -43,10 +37,10 @@ __getattr__ = lazy_names(
     __name__,
     {
         "finite": "INVALID_VALUES invalid_tensors",
-        "folders": "checkpoint_folder clean_stale find_checkpoint is_checkpoint link prune",
-        "load": "Checkpoint check_resume open_checkpoint",
+        "folders": "checkpoint_folder find_checkpoint is_checkpoint",
+        "load": "Checkpoint open_checkpoint",
         "manifest": "MANIFEST Manifest read_manifest",
-        "save": "PendingSave before_update save_checkpoint wait_for_saves",
+        "save": "before_update save_checkpoint",
         "storage": "StoredTensors",
         "tensor_slices": "TensorSlices flat_slices part_slices",
         "weights_location": "GENERATIVE_RERANKER WeightsLocation check_weights_of display_name find_weights "

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
+from swift.errors import CheckpointError
+from swift.untrusted import check_regular
 
 _BLOCK = 8 * 2**20
 _SYNC_EVERY = 64 * 2**20
@@ -136,15 +139,39 @@ def hash_file(path: Path) -> FileRecord:
     return FileRecord(size=size, xxh3_128=digest.hexdigest())
 
 
-def first_altered(folder: Path, records: Mapping[str, FileRecord]) -> str | None:
-    """Return the first of these files in `folder` whose bytes are not those of its record.
+def check_sizes(
+    folder: Path,
+    records: Mapping[str, FileRecord],
+    *,
+    if_missing: Callable[[str], str | None] = lambda _: None,
+    hint: str | None = None,
+) -> None:
+    """Refuse a checkpoint with files missing or cut off; sizes reveal most damaged copies."""
+    for name, record in records.items():
+        path = folder / name
+        if not path.exists():
+            raise CheckpointError(f"The checkpoint {folder} is incomplete: {name} is missing.", hint=if_missing(name))
+        check_regular(path, CheckpointError)
+        if (size := path.stat().st_size) != record.size:
+            raise CheckpointError(
+                f"The checkpoint {folder} is damaged: {name} has {size} bytes instead of {record.size}.", hint=hint
+            )
+
+
+def check_sums(folder: Path, records: Mapping[str, FileRecord], *, hint: str | None = None) -> None:
+    """Refuse a checkpoint of which any of these files has other bytes than its record.
 
     Engines map weights into memory or read them in processes of their own, so that hashing cannot be a part of their
     reading. It goes before it, in blocks; what was read is still in the page cache when an engine reads it.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         found = pool.map(lambda name: hash_file(folder / name), records)
-        return next((name for name, now in zip(records, found, strict=True) if now != records[name]), None)
+        altered = next((name for name, now in zip(records, found, strict=True) if now != records[name]), None)
+    if altered is not None:
+        raise CheckpointError(
+            f"The checkpoint {folder} is damaged: {altered} was altered after it was written (its checksum differs).",
+            hint=hint,
+        )
 
 
 def sync(path: Path) -> None:

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from swift.checkpoint.storage import FileChunk, Index, RankFile, StoredTensor, StoredTensors, rank_file
+from swift.checkpoint.storage import Index, RankFile, StoredTensor, StoredTensors, rank_file
 from swift.processes.comms import Comms
 
 
 def assign_shards(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
     """Agree on who writes what, and return this rank's file, with views as contents, and the whole index."""
     if comms.size == 1 and all(map(_is_whole, tensors.values())):
-        return _all_in_one(tensors)
+        file = rank_file(0)
+        index = {name: StoredTensor.whole(tensor, file, name) for name, tensor in tensors.items()}
+        return RankFile(file, {name: tensor.detach() for name, tensor in tensors.items() if tensor.numel()}), index
     from swift.checkpoint import dcp_plan as dcp
 
     return dcp.assign_shards(tensors, comms)
@@ -37,15 +39,3 @@ def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:
 def _is_whole(tensor: Any) -> bool:
     """Return whether it is nothing but a tensor: what is sharded (DTensor, TensorSlices) is of a class of its own."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
-
-
-def _all_in_one(tensors: Mapping[str, torch.Tensor]) -> tuple[RankFile, Index]:
-    """Everything in the file of the one process; what has no elements is in the index alone."""
-    share, index = RankFile(rank_file(0), {}), Index()
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape)
-        chunks = (FileChunk((0,) * len(shape), shape, share.file, name),) if tensor.numel() else ()
-        index[name] = StoredTensor(tensor.dtype, shape, chunks)
-        if chunks:
-            share.tensors[name] = tensor.detach()
-    return share, index

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from swift.checkpoint.checksums import hash_file
+from swift.checkpoint.checksums import check_sizes, check_sums
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.dcp_planners import fill
 from swift.checkpoint.finite import INVALID_VALUES, invalid_tensors
@@ -19,7 +19,7 @@ from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.checkpoint.writers import owned_facts
 from swift.errors import CheckpointError, SwiftError, listed
 from swift.processes.comms import Comms
-from swift.untrusted import check_regular, inside, read_json
+from swift.untrusted import inside, read_json
 
 _LARGEST = 1 << 30
 """Bytes of an index: that of a model of many experts on thousands of processes has some hundred megabytes."""
@@ -204,8 +204,9 @@ def _setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 def _open(folder: Path, comms: Comms) -> Checkpoint:
     manifest = read_manifest(folder)
-    _check_sizes(folder, manifest)
-    _check_sums(folder, manifest, comms)
+    check_sizes(folder, manifest.files)
+    largest_first = sorted(manifest.files.items(), key=lambda item: -item[1].size)
+    check_sums(folder, dict(largest_first[comms.rank :: comms.size]))
     if INDEX not in manifest.files:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {MANIFEST} does not list {INDEX}.")
     file = inside(folder, INDEX, CheckpointError, source=str(folder))
@@ -214,28 +215,6 @@ def _open(folder: Path, comms: Comms) -> Checkpoint:
     if unlisted:
         raise CheckpointError(f"{folder / INDEX} is damaged: {MANIFEST} does not list {min(unlisted)}.")
     return Checkpoint(folder, manifest, StoredTensors(folder, index), comms)
-
-
-def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    for name, record in manifest.files.items():
-        path = folder / name
-        if not path.exists():
-            raise CheckpointError(f"The checkpoint {folder} is incomplete: {name} is missing.")
-        check_regular(path, CheckpointError)
-        size = path.stat().st_size
-        if size != record.size:
-            raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} has {size} bytes instead of {record.size}."
-            )
-
-
-def _check_sums(folder: Path, manifest: Manifest, comms: Comms) -> None:
-    largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].size)
-    for name in largest_first[comms.rank :: comms.size]:
-        if hash_file(folder / name) != manifest.files[name]:
-            raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs)."
-            )
 
 
 def _failure_of(action: Callable[[], None], folder: Path) -> SwiftError | None:
@@ -263,7 +242,7 @@ def _instead_of(folder: Path) -> str:
     earlier = earlier_checkpoint(folder)
     while earlier is not None:
         try:
-            _check_sizes(earlier, read_manifest(earlier))
+            check_sizes(earlier, read_manifest(earlier).files)
         except CheckpointError:
             earlier = earlier_checkpoint(earlier)
             continue

@@ -125,10 +125,7 @@ class Manifest(BaseModel):
     def _check_config(cls, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
         for name in _SECTIONS:
             section: Any = Config.model_fields[name].annotation
-            try:
-                section.model_validate(config.get(name, {}))
-            except ValidationError as error:
-                raise ValueError(f"{name}.{first_problem(error)}") from None
+            _check(section, config.get(name, {}), f"{name}.")
         _check_tuner(config.get("tuner"))
         others = [name for name, section in config.items() if not isinstance(section, dict)]
         if others:
@@ -138,10 +135,7 @@ class Manifest(BaseModel):
     @field_validator("facts")
     @classmethod
     def _check_facts(cls, facts: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        try:
-            Progress.model_validate(facts.get("progress", {}))
-        except ValidationError as error:
-            raise ValueError(f"progress.{first_problem(error)}") from None
+        _check(Progress, facts.get("progress", {}), "progress.")
         for name in facts:
             if name.rpartition("/")[2] == "scaler" and not _is_of_numbers(facts[name] or {}):
                 raise ValueError(f"{name} must be an object of numbers")
@@ -150,11 +144,16 @@ class Manifest(BaseModel):
     @field_validator("schedule")
     @classmethod
     def _check_schedule(cls, schedule: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        try:
-            Scheduled.model_validate(schedule)
-        except ValidationError as error:
-            raise ValueError(first_problem(error)) from None
+        _check(Scheduled, schedule)
         return schedule
+
+
+def _check(model: type[BaseModel], value: Any, where: str = "") -> None:
+    """Raise `ValueError`, which names the first problem below `where`, unless the model takes the value."""
+    try:
+        model.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(f"{where}{first_problem(error)}") from None
 
 
 def _is_of_numbers(value: JsonValue) -> bool:
@@ -214,7 +213,4 @@ def _check_tuner(section: Any) -> None:
     if own is None and kind not in {entry.name for entry in list_plugins("swift.tuners")}:
         raise ValueError(f"tuner.kind {kind!r} is not installed")
     if own is not None:
-        try:
-            own.model_validate({key: value for key, value in values.items() if key in own.model_fields})
-        except ValidationError as error:
-            raise ValueError(f"tuner.{first_problem(error)}") from None
+        _check(own, {key: value for key, value in values.items() if key in own.model_fields}, "tuner.")

@@ -105,18 +105,25 @@ def save_checkpoint(
     """
     wait_for_saves(run_folder)
     save = _Save(run_folder, step, manifest, is_main, extra)
-    save.prepare(fill, stage=asynchronous, later=asynchronous and copy_later)
+    save.collect(fill)
     pending = PendingSave(save.final)
-    if asynchronous:
-        # Made here, not in the thread: all processes must make a group at the same point.
-        comms = comms_for("background save")
-        _in_flight[run_folder.resolve()] = pending
-        copied = pending._copied if copy_later else None
-        pending._start(lambda: save.finish(comms, copied))
-        if not copy_later:
-            pending._copied.set()
-    else:
+    if not asynchronous:
+        save.plan(save.comms)
         save.finish(save.comms)
+        return pending
+    written = work_until_now()
+    if not copy_later:
+        save.copy(save.comms, written, pending._copied)
+    # Made here, not in the thread: all processes must make a group at the same point.
+    comms = comms_for("background save")
+
+    def work() -> None:
+        if copy_later:
+            save.copy(comms, written, pending._copied)
+        save.finish(comms)
+
+    _in_flight[run_folder.resolve()] = pending
+    pending._start(work)
     return pending
 
 
@@ -181,7 +188,7 @@ class _Writer:
 
 
 class _Save:
-    """One save, in two halves: `prepare` while training stands still, `finish` here or in a thread."""
+    """One save: `collect` while training stands still; `plan`, or `copy`, which plans too; and `finish`."""
 
     def __init__(
         self,
@@ -201,46 +208,39 @@ class _Save:
         self._writer = _Writer(self._temporary, is_main)
         self._share = RankFile("", {})
         self._index: Index = {}
-        self._written: torch.cuda.Event | None = None
 
-    def prepare(self, fill: Callable[[CheckpointWriter], None], *, stage: bool, later: bool) -> None:
-        """Do the part of a save that needs the training state; `later` leaves planning and copying to `finish`."""
+    def collect(self, fill: Callable[[CheckpointWriter], None]) -> None:
+        """Take the tensors to save."""
         self._together(self.comms, self._make_folder)
         self._together(self.comms, lambda: fill(self._writer))
-        if stage:
-            self._written = work_until_now()
-        if not later:
-            self._plan(self.comms)
-        if stage and not later:
-            self._together(self.comms, self._stage)
 
-    def finish(self, comms: Comms, copied: threading.Event | None = None) -> None:
-        """Write the share; on the main process what is extra, index, manifest and the name.
-
-        With `copied` it is planned and copied first, and the event set.
-        """
-        if copied is not None:
-            self._plan(comms)
-            self._together(comms, lambda: self._stage(copied))
-        records: dict[str, FileRecord] = {}
-        self._together(comms, lambda: records.update(self._share.write(self._temporary)))
-        for written in comms.gather(records):
-            records.update(written)
-        self._together(comms, lambda: self._publish(records))
-
-    def _plan(self, comms: Comms) -> None:
+    def plan(self, comms: Comms) -> None:
+        """Agree on which process writes what."""
         try:
             self._share, self._index = assign_shards(self._writer.collected, comms)
         except CheckpointError:
             self._discard()
             raise
 
-    def _stage(self, copied: threading.Event | None = None) -> None:
-        try:
-            self._share.stage(self._written)
-        finally:
-            if copied is not None:
+    def copy(self, comms: Comms, written: torch.cuda.Event | None, copied: threading.Event) -> None:
+        """Plan, and copy this process's share; then `copied` is set, and training may change the tensors."""
+        self.plan(comms)
+
+        def stage() -> None:
+            try:
+                self._share.stage(written)
+            finally:
                 copied.set()
+
+        self._together(comms, stage)
+
+    def finish(self, comms: Comms) -> None:
+        """Write the share; on the main process what is extra, index, manifest and the name."""
+        records: dict[str, FileRecord] = {}
+        self._together(comms, lambda: records.update(self._share.write(self._temporary)))
+        for written in comms.gather(records):
+            records.update(written)
+        self._together(comms, lambda: self._publish(records))
 
     def _together(self, comms: Comms, action: Callable[[], None]) -> None:
         """Do this on every process; when it fails on one, it has failed on all."""

@@ -54,6 +54,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     chunks: tuple[FileChunk, ...]
 
+    @classmethod
+    def whole(cls, tensor: torch.Tensor, file: str, name: str) -> StoredTensor:
+        """Return the record of a tensor in one file; one without elements is in the index alone."""
+        shape = tuple(tensor.shape)
+        return cls(tensor.dtype, shape, (FileChunk((0,) * len(shape), shape, file, name),) if tensor.numel() else ())
+
 
 Index = dict[str, StoredTensor]
 
@@ -184,9 +190,7 @@ class StreamFiles:
         if self._bytes + tensor.nbytes > self._room:
             self.flush()
         file = self._file()
-        shape = tuple(tensor.shape)
-        chunks = (FileChunk((0,) * len(shape), shape, file, name),) if tensor.numel() else ()
-        self.index[name] = StoredTensor(tensor.dtype, shape, chunks)
+        self.index[name] = StoredTensor.whole(tensor, file, name)
         if not tensor.numel():
             return
         if tensor.nbytes >= self._room:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.checksums import first_altered
+from swift.checkpoint.checksums import check_sizes, check_sums
 from swift.checkpoint.copies import on_this_machine
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
@@ -23,7 +24,7 @@ from swift.models.config_file import CONFIG
 from swift.models.stored_task import settings_of_adapter, settings_of_folder
 from swift.models.trust import section_from_file
 from swift.terminal import waiting
-from swift.untrusted import check_regular, typed_path
+from swift.untrusted import typed_path
 
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
 """Name of a checkpoint until it is complete, and while it is being replaced or removed."""
@@ -130,33 +131,14 @@ def check_weights_of(folder: Path) -> None:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Refuse a checkpoint with files missing or cut off, or with altered weights.
-
-    The optimizer's state is not read here: sizes reveal most damaged copies.
-    """
+    """Refuse a checkpoint with files missing or cut off, or with altered weights; optimizer states are not read."""
     if not manifest.files:
         raise CheckpointError(f"{folder / MANIFEST} lists no files.", hint=_alone(folder))
-    for name, record in manifest.files.items():
-        path = folder / name
-        if not path.exists():
-            raise CheckpointError(
-                f"The checkpoint {folder} is incomplete: {name} is missing.",
-                hint=_written_again(folder, manifest, name),
-            )
-        check_regular(path, CheckpointError)
-        if path.stat().st_size != record.size:
-            raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} has {path.stat().st_size} bytes instead of {record.size}.",
-                hint="Copy it again.",
-            )
+    hint = "Copy it again."
+    check_sizes(folder, manifest.files, if_missing=partial(_written_again, folder, manifest), hint=hint)
     weights = {name: record for name, record in manifest.files.items() if "/" not in name}
     with waiting(f"Verifying {folder}"):
-        altered = first_altered(folder, weights)
-    if altered is not None:
-        raise CheckpointError(
-            f"The checkpoint {folder} is damaged: {altered} was altered after it was written (its checksum differs).",
-            hint="Copy it again.",
-        )
+        check_sums(folder, weights, hint=hint)
 
 
 def _written_again(folder: Path, manifest: Manifest, name: str) -> str:
