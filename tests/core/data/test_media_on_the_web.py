@@ -63,7 +63,7 @@ def test_image_is_downloaded_once(site: Site, tmp_path: Path) -> None:
         for name in ("a.png", "moved"):
             seen = measure(read_medium(f"{site.address}/{name}", None), tmp_path / "kept", web="any")
             assert (seen.width, seen.height) == SIZE
-            assert Path(seen.path).read_bytes() == (tmp_path / "0.png").read_bytes()
+            assert Path(seen.source).read_bytes() == (tmp_path / "0.png").read_bytes()
     assert sorted(site.asked) == ["/a.png", "/a.png", "/moved"]  # the second is where the other address leads
 
 

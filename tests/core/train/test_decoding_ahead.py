@@ -16,7 +16,7 @@ from tiny_images import image_model, processor_of
 
 from swift.config.sections import DataSection
 from swift.contracts import StepRecord
-from swift.data.media import Measured, MediaRef
+from swift.data.media import MediaRef
 from swift.models.decoding import MediaDecoder
 from swift.models.media_processor import MediaProcessor
 from swift.train.loop import Loop
@@ -53,10 +53,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     seen = Opened()
     original: Callable[..., Any] = MediaProcessor.open
 
-    def noted(self: MediaProcessor, each: MediaRef | Measured) -> Any:
+    def noted(self: MediaProcessor, each: MediaRef) -> Any:
         image = original(self, each)
         with seen.changed:
-            seen.names.append(Path(each.source if isinstance(each, MediaRef) else each.path).name)
+            seen.names.append(Path(each.source).name)
             seen.threads.add(threading.current_thread().name.rpartition("_")[0])
             seen.changed.notify_all()
         return image

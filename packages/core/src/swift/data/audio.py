@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from swift.data.conversation import Unusable
-from swift.data.media import Measured, needed, unusable_unless_readable
+from swift.data.media import MediaRef, needed, unusable_unless_readable
 
 _SHORT = "it is shorter than its header declares"
 _CROSSINGS = 6
@@ -28,7 +28,7 @@ _FILTER = 1 << 24
 """Values that a filter from one rate to another may have: 22254 to 16000 needs 90 million, 44100 a hundred thousand."""
 
 
-def measure_audio(path: str, *, decode: bool = False) -> Measured:
+def measure_audio(path: str, *, decode: bool = False) -> MediaRef:
     """Return the sizes in the header of an audio file; with `decode` all of it is read.
 
     Raise `Unusable` for one that is missing, broken or empty.
@@ -42,7 +42,7 @@ def measure_audio(path: str, *, decode: bool = False) -> Measured:
         size = Path(path).stat().st_size
     if not frames:
         raise Unusable("broken audio clip", f"{path} has no samples")
-    return Measured(path, 0, 0, size, "audio", frames, float(rate))
+    return MediaRef("audio", path, size=size, frames=frames, rate=float(rate))
 
 
 def open_audio(path: str, rate: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import xxhash
 
 from swift.config.media import NAMES, ONE
 from swift.data.conversation import Unusable, parse_json_list
-from swift.data.media import Measured, MediaRef, Medium, needed, unusable_unless_readable
+from swift.data.media import MediaRef, Medium, needed, unusable_unless_readable
 from swift.data.videos import close_video, measure_video, open_frame
 from swift.data.web import Web, fetched, is_address, new_file
 from swift.errors import SwiftError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 COLUMNS = {"image": ("images", "image"), "video": ("videos", "video"), "audio": ("audios", "audio")}
 """The columns of a kind."""
-TAGS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
-"""What stands for the next one of a column in a text."""
 _FORMATS = {
     "image/png": b"\x89PNG",
     "image/jpeg": b"\xff\xd8",
@@ -110,7 +108,7 @@ def _small(image: MediaRef, side: int) -> Image:
     return opened
 
 
-def measure(image: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> Measured:
+def measure(image: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> MediaRef:
     """Return what the header of an image says; content without a file is written into `folder` once.
 
     With `decode` all of it is read. Raise `Unusable` for an image that is missing or broken.
@@ -125,7 +123,7 @@ def measure(image: Medium, folder: Path, *, decode: bool = False, web: Web = "no
             width, height = height, width
         if decode:
             opened.load()
-        return Measured(path, width, height, Path(path).stat().st_size)
+        return MediaRef("image", path, width=width, height=height, size=Path(path).stat().st_size)
 
 
 def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:

@@ -38,35 +38,19 @@ class Medium:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """An image, video or sound of which the header was read."""
-
-    path: str
-    width: int
-    height: int
-    size: int
-    """Bytes of the file."""
-    kind: str = "image"
-    frames: int = 0
-    """Of a video; of a sound, its samples at the rate of its file; of an image in a video, which one, from 1."""
-    rate: float = 0.0
-    """Frames or samples a second."""
-
-
-@dataclass(frozen=True)
 class MediaRef:
-    """One image, video or sound of a segment, and which of its tokens stand for it."""
+    """An image, video or sound in a file, what its header says, and which tokens of a segment stand for it."""
 
     kind: str
     """'image', 'video' or 'audio'."""
     source: str
     """The path of its file. Never the content itself."""
-    start: int
+    start: int = 0
     """Index of the first token that stands for it."""
-    length: int
-    """How many tokens do."""
+    length: int = 0
+    """How many tokens do; 0 until that is known."""
     width: int = 0
-    """In pixels, as the header of the file says."""
+    """In pixels."""
     height: int = 0
     size: int = 0
     """Bytes of the file, by which a change is noticed."""

@@ -19,7 +19,7 @@ from swift.data.audio import measure_audio
 from swift.data.bounding_boxes import BoundingBox, has_objects, spelled
 from swift.data.conversation import Conversation, Unusable, map_parts, media_part, medium_in
 from swift.data.images import measure, path_of
-from swift.data.media import Measured, MediaRef, Medium
+from swift.data.media import MediaRef, Medium
 from swift.data.text import MediaSpan, Rendered, Span
 from swift.data.videos import EVENLY, VideoSampling, images_of
 from swift.data.web import Web
@@ -42,16 +42,16 @@ class MediaRules(Protocol):
     def tokens(self) -> frozenset[str]:
         """All that only images and their kin may become: nobody may write one."""
 
-    def replacement(self, each: Measured) -> str:
+    def replacement(self, each: MediaRef) -> str:
         """Return the tokens that replace the placeholder, by the sizes in the header."""
 
-    def replacements(self, seen: Sequence[Measured]) -> list[str]:
+    def replacements(self, seen: Sequence[MediaRef]) -> list[str]:
         """Return the same for whole files, by the processor itself."""
 
     def reference(self, text: str) -> str:
         """Return how the model reads and writes the name of an object in an image."""
 
-    def bounding_box(self, parts: Sequence[float], each: Measured) -> str:
+    def bounding_box(self, parts: Sequence[float], each: MediaRef) -> str:
         """Return how it writes a box, whose numbers are parts of the image's width and height."""
 
     def lacks(self, kind: str) -> str:
@@ -154,12 +154,12 @@ class MediaTokens:
         seen = self._measured(bbox.image)
         return self._rules.bounding_box(bbox.parts(seen.width, seen.height), seen)
 
-    def _measured(self, each: Medium) -> Measured:
+    def _measured(self, each: Medium) -> MediaRef:
         if each.kind == "audio":
             return measure_audio(path_of(each, self._folder, self._web), decode=self._decode)
         return measure(each, self._folder, decode=self._decode, web=self._web)
 
-    def _replacement(self, each: Measured) -> str:
+    def _replacement(self, each: MediaRef) -> str:
         key = (each.kind, each.width, each.height, *((each.frames, each.rate) if each.kind == "audio" else (0, 0.0)))
         if key not in self._known:
             try:
@@ -172,14 +172,14 @@ class MediaTokens:
             self._known[key] = text
         return self._known[key]
 
-    def _compare(self, seen: Sequence[Measured], replacements: Sequence[str]) -> None:
+    def _compare(self, seen: Sequence[MediaRef], replacements: Sequence[str]) -> None:
         """Decode the first few of a kind and refuse a model whose processor makes something else of them."""
         kinds = {each.kind for each in seen}
         if all(self._compared[kind] >= _COMPARED for kind in kinds):
             return
         for kind in kinds:
             self._compared[kind] += 1
-        paths = " ".join(dict.fromkeys(each.path for each in seen))
+        paths = " ".join(dict.fromkeys(each.source for each in seen))
         try:
             made = self._rules.replacements(seen)
         except (OSError, ValueError, MemoryError) as error:
@@ -192,7 +192,7 @@ class MediaTokens:
             )
 
 
-def described(each: Measured | MediaRef) -> str:
+def described(each: MediaRef) -> str:
     """Return what the header of a file says, for people."""
     if each.kind == "audio":
         return f"{each.frames / each.rate:.1f} s"
@@ -204,7 +204,7 @@ def _joined(
     rendered: Rendered,
     pieces: Sequence[str],
     replacements: Sequence[str],
-    seen: Sequence[Measured],
+    seen: Sequence[MediaRef],
     tokens: Sequence[str],
 ) -> Rendered:
     """Return the expanded text; spans move by what was added before them."""
@@ -212,8 +212,7 @@ def _joined(
     for piece, text, each in zip(pieces, replacements, seen, strict=False):
         start = at + len(piece)
         at = start + len(text)
-        reference = MediaRef(each.kind, each.path, 0, 0, each.width, each.height, each.size, each.frames, each.rate)
-        media.append(MediaSpan(start, at, reference))
+        media.append(MediaSpan(start, at, each))
     ends = list(accumulate(len(piece) + len(token) for piece, token in zip(pieces, tokens, strict=False)))
     gains = [0, *accumulate(len(text) - len(token) for text, token in zip(replacements, tokens, strict=True))]
 

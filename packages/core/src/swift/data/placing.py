@@ -17,7 +17,6 @@ from swift.data.conversation import (
     parts_of,
     text_part,
 )
-from swift.data.images import TAGS
 from swift.data.media import Medium
 
 
@@ -65,7 +64,7 @@ def _placed(conversation: Conversation, kind: str, column: Sequence[Medium] | No
     if holes != len(column):
         raise Unusable(
             f"{name}s do not match",
-            f"{holes} tags ({TAGS[kind]}) in the messages, and {len(column)} {name}s in the row",
+            f"{holes} tags (<{kind}>) in the messages, and {len(column)} {name}s in the row",
         )
     given = iter(column)
 
@@ -81,7 +80,7 @@ def _holes(messages: Sequence[Message], kind: str) -> int:
 
 def _at_tags(message: Message, kind: str) -> Message:
     """Return a message whose tags of one kind have become parts of it."""
-    tag = TAGS[kind]
+    tag = f"<{kind}>"
 
     def cut(part: dict[str, Any]) -> list[dict[str, Any]]:
         if part["type"] != "text":

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.data.media import Measured, Medium, needed, unusable_unless_readable
+from swift.data.media import MediaRef, Medium, needed, unusable_unless_readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,7 @@ class VideoSampling:
     most: int
     """Of a whole video; those of a longer one are further apart."""
 
-    def numbers(self, video: Measured) -> list[int]:
+    def numbers(self, video: MediaRef) -> list[int]:
         """Return which images of a file, from its first to its last, evenly."""
         count = min(max(1, round(video.frames / video.rate * self.fps)), self.most, video.frames)
         if count == 1:
@@ -59,7 +59,7 @@ def images_of(video: Medium, path: str, shown: VideoSampling, *, decode: bool = 
     return [replace(video, kind="image", path=path, content=b"", url="", frame=number) for number in numbers]
 
 
-def measure_video(path: str) -> Measured:
+def measure_video(path: str) -> MediaRef:
     """Return what a video's header says, and its first image, which knows which way up it is.
 
     Raise `Unusable` for a video that is missing, broken or empty.
@@ -67,7 +67,7 @@ def measure_video(path: str) -> Measured:
     with unusable_unless_readable("video", path):
         size = Path(path).stat().st_size
         width, height, frames, rate = _header(path, size)
-    return Measured(path, width, height, size, "video", frames, rate)
+    return MediaRef("video", path, width=width, height=height, size=size, frames=frames, rate=rate)
 
 
 def open_frame(path: str, number: int, rate: float) -> Image:

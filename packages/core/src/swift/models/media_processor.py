@@ -21,7 +21,7 @@ from swift.config.media import KINDS, NAMES
 from swift.data.audio import length_at, open_audio
 from swift.data.conversation import Unusable
 from swift.data.images import open_image
-from swift.data.media import Measured, MediaRef
+from swift.data.media import MediaRef
 from swift.data.template import ChatTemplate
 from swift.data.videos import open_frame
 from swift.errors import ModelError, SwiftError
@@ -126,7 +126,7 @@ class MediaProcessor:
         """Return how the model reads and writes the name of an object in an image."""
         return self._style.reference.format(text)
 
-    def bounding_box(self, parts: Sequence[float], each: Measured) -> str:
+    def bounding_box(self, parts: Sequence[float], each: MediaRef) -> str:
         """Return how it writes a box, whose numbers are parts of the image's width and height."""
         sizes = self._seen_size(each.width, each.height) if self._bounding_boxes == "none" else (1000, 1000)
         whole = [round(part * sizes[index % 2]) for index, part in enumerate(parts)]
@@ -168,7 +168,7 @@ class MediaProcessor:
         kinds = [type(each).__name__ for each in (self.processor, *parts)]
         return json.dumps([settings, kinds, transformers.__version__, self._most, self._least, self._bounding_boxes])
 
-    def replacement(self, each: Measured | MediaRef) -> str:
+    def replacement(self, each: MediaRef) -> str:
         """Return what takes the place of the placeholder, by what the header says.
 
         The processor's own arithmetic for images tells where it has any; that it agrees with the processor is
@@ -219,7 +219,7 @@ class MediaProcessor:
     def _silence(self, length: int) -> str:
         return self._expanded([("audio", np.zeros(length, np.float32))])[0]
 
-    def replacements(self, seen: Sequence[Measured]) -> list[str]:
+    def replacements(self, seen: Sequence[MediaRef]) -> list[str]:
         """Return what takes the place of the placeholders of whole files."""
         return self._expanded([(each.kind, self.open(each)) for each in seen])
 
@@ -231,12 +231,11 @@ class MediaProcessor:
         made = self._call(contents)
         return {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
 
-    def open(self, each: Measured | MediaRef) -> Any:
+    def open(self, each: MediaRef) -> Any:
         """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
-        path = each.path if isinstance(each, Measured) else each.source
         if each.kind == "audio":
-            return open_audio(path, self.rate)
-        image = open_frame(path, each.frames, each.rate) if each.frames else open_image(path)
+            return open_audio(each.source, self.rate)
+        image = open_frame(each.source, each.frames, each.rate) if each.frames else open_image(each.source)
         size = self.size_of(*image.size)
         return image if size == image.size else image.resize(size)
 
