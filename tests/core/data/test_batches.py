@@ -16,7 +16,7 @@ from swift.data.batch import Batch, Row
 from swift.data.samples import Encoded, SampleFacts, Segment
 from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.data.schedules.epochs import EpochOrder, evaluation_batches
-from swift.data.schedules.packing import pack
+from swift.data.schedules.layout import pack
 from swift.data.store import SampleSet
 
 

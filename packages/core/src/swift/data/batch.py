@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -231,15 +231,8 @@ class Batch:
         What `ForwardResult.tokens` holds can be given here. A spare row gets zeros under the same names, and under
         `names`, for a process that has no segment to learn them from.
         """
-        if len(segments) != (expected := self._segments()):
-            raise ValueError(f"{expected} segments in the batch, but values for {len(segments)}")
-        given = iter(segments)
         names = {*names, *(name for values in segments for name in values)}
-
-        def valued(segment: Segment, values: Mapping[str, np.ndarray]) -> Segment:
-            return replace(segment, token_values={**segment.token_values, **values})
-
-        return self._changed(lambda each: valued(each, next(given)), lambda each: valued(each, _zeros(each, names)))
+        return self._with("token_values", segments, lambda each: _zeros(each, names))
 
     def with_segment_values(self, values: Mapping[str, np.ndarray]) -> Batch:
         """Return the batch with more values per segment: name → [segments of this slice, ...], in order.
@@ -250,23 +243,34 @@ class Batch:
         for name, value in values.items():
             if len(value) != expected:
                 raise ValueError(f"{expected} segments in the batch, but {len(value)} values of {name!r}")
-        given = iter({name: value[index] for name, value in values.items()} for index in range(expected))
+        given = [{name: value[index] for name, value in values.items()} for index in range(expected)]
         zeros = {name: np.zeros(value.shape[1:], dtype=np.float32) for name, value in values.items()}
-
-        def valued(segment: Segment, values: Mapping[str, np.ndarray]) -> Segment:
-            return replace(segment, values={**segment.values, **values})
-
-        return self._changed(lambda each: valued(each, next(given)), lambda each: valued(each, zeros))
+        return self._with("values", given, lambda _: zeros)
 
     def _segments(self) -> int:
         """Return how many segments this slice has."""
         return sum(len(sample.segments) for row in self.rows for sample in row)
 
-    def _changed(self, own: Callable[[Segment], Segment], spare: Callable[[Segment], Segment]) -> Batch:
-        """Return the batch with other segments, and a spare row with others."""
-        rows = [tuple(_changed(sample, own) for sample in row) for row in self.rows]
-        row = self.spare_row
-        return replace(self, rows=rows, spare_row=row and tuple(_changed(sample, spare) for sample in row))
+    def _with(
+        self,
+        member: str,
+        segments: Sequence[Mapping[str, np.ndarray]],
+        spare: Callable[[Segment], Mapping[str, np.ndarray]],
+    ) -> Batch:
+        """Return the batch with more in a mapping of each segment, and of those of a spare row."""
+        if len(segments) != (expected := self._segments()):
+            raise ValueError(f"{expected} segments in the batch, but values for {len(segments)}")
+        given = iter(segments)
+
+        def changed(row: Row, of: Callable[[Segment], Mapping[str, np.ndarray]]) -> Row:
+            def more(segment: Segment) -> Segment:
+                changes: dict[str, Any] = {member: {**getattr(segment, member), **of(segment)}}
+                return replace(segment, **changes)
+
+            return tuple(_changed(sample, more) for sample in row)
+
+        rows = [changed(row, lambda _: next(given)) for row in self.rows]
+        return replace(self, rows=rows, spare_row=self.spare_row and changed(self.spare_row, spare))
 
     def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
         samples = [sample for each in rows for sample in each]

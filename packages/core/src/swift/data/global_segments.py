@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from swift.data.batch import Batch, MicroBatch
+from swift.data.batch import Batch, MicroBatch, collate
 from swift.data.media import number_of
 
 
@@ -40,20 +39,12 @@ class GlobalSegments:
     def of_slice(cls, batch: Batch) -> GlobalSegments:
         """Return the facts of the segments in a process's slice of a batch."""
         samples = [sample for row in batch.rows for sample in row]
-        names = sorted(samples[0].values) if samples else []
-        segments = [segment for sample in samples for segment in sample.segments]
-        counts = [bool(np.any(segment.weights[1:] > 0)) for segment in segments]
-        lengths = torch.tensor([len(segment) for segment in segments], dtype=torch.int64)
-        ids = torch.tensor(np.concatenate([np.zeros(0, dtype=np.int64), *(each.input_ids for each in segments)]))
-        number = torch.arange(len(segments)).repeat_interleave(lengths)
-        positions = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[number]
-        held = torch.tensor([number_of(each.media) for each in segments], dtype=torch.int64)
-        return cls(
-            torch.tensor([len(sample.segments) for sample in samples], dtype=torch.int64),
-            torch.tensor(counts, dtype=torch.bool),
-            {name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in names},
-            _numbers(ids, positions, number, len(segments)) + held,
-        )
+        if not samples:
+            none = torch.zeros(0, dtype=torch.int64)
+            return cls(none, none.bool(), {}, none)
+        found = cls.of(collate(samples, flat=True))
+        held = [number_of(segment.media) for sample in samples for segment in sample.segments]
+        return replace(found, hashes=found.hashes + torch.tensor(held, dtype=torch.int64))
 
     @classmethod
     def joined(cls, parts: Sequence[GlobalSegments]) -> GlobalSegments:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from swift.contracts.schedule import BatchSchedule
 from swift.data.schedules.epochs import EpochSchedule, shuffler
-from swift.data.schedules.layout import BatchLayout, WeighsRows, rows_in_memory
-from swift.data.schedules.packing import pack
+from swift.data.schedules.layout import BatchLayout, WeighsRows, pack, rows_in_memory
 from swift.data.schedules.streams import StreamingSchedule
 from swift.data.store import SampleSet
 from swift.data.streaming import SampleStream

@@ -18,8 +18,7 @@ import numpy as np
 
 from swift.contracts.schedule import BatchSchedule
 from swift.data.batch import Batch, Row
-from swift.data.schedules.layout import BatchLayout, BatchMaker, WeighsRows
-from swift.data.schedules.packing import pack
+from swift.data.schedules.layout import BatchLayout, BatchMaker, WeighsRows, pack
 from swift.data.schedules.permutation import KeyedPermutation
 from swift.data.store import Facts, SampleSet
 from swift.errors import CheckpointError

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from swift.data.batch import Batch, Row
 
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
     from swift.data.samples import SampleFacts
 
 RowT = TypeVar("RowT")
+Packs = list[np.ndarray]
+
+WINDOW = 16_384
+"""Samples that are packed together. Larger fills better and schedules longer; this many fills short chats by 99 %."""
 
 
 class WeighsRows(Protocol):
@@ -148,3 +155,32 @@ def slice_of(rows: int, micro_rows: int, data_rank: int, data_size: int) -> tupl
     start = data_rank * base + min(data_rank, more)
     end = start + base + (1 if data_rank < more else 0)
     return min(rows, start * micro_rows), min(rows, end * micro_rows)
+
+
+def pack(lengths: np.ndarray, order: np.ndarray, capacity: int, window: int = WINDOW) -> Packs:
+    """Return the samples of `order` as packs of at most `capacity` tokens; each sample is in exactly one.
+
+    Best fit, longest first, within windows of the global order, so that packs are the same on any machines. A sample
+    that is longer than the capacity (a pair may be) has a pack to itself.
+    """
+    packs: Packs = []
+    for start in range(0, len(order), window):
+        packs += _best_fit(lengths, order[start : start + window], capacity)
+    return packs
+
+
+def _best_fit(lengths: np.ndarray, order: np.ndarray, capacity: int) -> Packs:
+    sizes = lengths[order]
+    longest_first = np.argsort(-sizes, kind="stable")
+    packs: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, pack), sorted
+    for sample, size in zip(order[longest_first].tolist(), sizes[longest_first].tolist(), strict=True):
+        at = bisect_left(room, (size, -1))
+        if at == len(room):
+            left, number = capacity, len(packs)
+            packs.append([])
+        else:
+            left, number = room.pop(at)
+        packs[number].append(sample)
+        insort(room, (left - size, number))
+    return [np.array(each, dtype=np.int64) for each in packs]

@@ -16,8 +16,7 @@ from swift.contracts.schedule import BatchSchedule
 from swift.data.batch import Batch, Row
 from swift.data.samples import Encoded
 from swift.data.schedules.epochs import shuffler
-from swift.data.schedules.layout import BatchLayout, WeighsRows, rows_in_memory
-from swift.data.schedules.packing import pack
+from swift.data.schedules.layout import BatchLayout, WeighsRows, pack, rows_in_memory
 from swift.data.streaming import SampleStream
 
 SHUFFLE_BUFFER = 4096
