@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -264,7 +264,8 @@ class Batch:
 
         def changed(row: Row, of: Callable[[Segment], Mapping[str, np.ndarray]]) -> Row:
             def more(segment: Segment) -> Segment:
-                return replace(segment, **{member: {**getattr(segment, member), **of(segment)}})
+                changes: dict[str, Any] = {member: {**getattr(segment, member), **of(segment)}}
+                return replace(segment, **changes)
 
             return tuple(_changed(sample, more) for sample in row)
 

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -172,14 +171,14 @@ _shared: list[tuple[Corpus, SampleEncoder, StoreWriter]] = []
 """In a worker: what it shares with the process that it was forked from."""
 
 
-def _begin_worker(*shared: Any) -> None:
+def _begin_worker(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter) -> None:
     """Leave Ctrl-C, which reaches every process of a terminal, to the one that waits for the workers, and ends them.
 
     What was there before the fork is not looked at for cycles: its pages stay shared with the other processes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    _shared.append(shared)
+    _shared.append((corpus, encoder, writer))
 
 
 def _encode_shared(rows: range) -> tuple[DataReport, Path]:

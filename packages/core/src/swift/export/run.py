@@ -60,9 +60,10 @@ def export_checkpoint(
     check_destination(destination, options)
     exporter = exporter or installed_exporter(to)
     facts = origin.facts
+    adapter = None if facts is None else facts.adapter
     config: Any = {} if facts is None else facts.config
     job = ExportJob(
-        exporter, to, origin.source, facts and facts.adapter, options, destination, say,
+        exporter, to, origin.source, adapter, options, destination, say,
         objective=config.get("objective", {}), system=config.get("data", {}).get("system"),
     )  # fmt: skip
     if scheme is not None:

@@ -49,8 +49,8 @@ def module_outputs(
     if task_of(source) != CAUSAL_LM:
         return Outputs(vectors=_vectors(model, prompts, source))
     logps = module_logps(model, prompts)
-    completions = [_completed(model, prompt) for prompt in prompts] if greedy else []
-    return Outputs(logps, *([completion[index] for completion in completions] for index in range(3)))
+    made = [_completed(model, prompt) for prompt in prompts] if greedy else []
+    return Outputs(logps, [each[0] for each in made], [each[1] for each in made], [each[2] for each in made])
 
 
 def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[float]]:
