@@ -1,4 +1,4 @@
-"""The examples of a third party's optimizer and tuner: built, installed beside core's wheel alone, found and used."""
+"""The examples of a third party are short, and the pages that build them show their files."""
 
 from __future__ import annotations
 

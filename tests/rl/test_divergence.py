@@ -1,4 +1,4 @@
-"""The divergence from a teacher, as pure functions of tensors: against torch's own, TRL's, and what must hold."""
+"""The divergence from a teacher, as pure functions of tensors: against torch's own, and what must hold."""
 
 from __future__ import annotations
 

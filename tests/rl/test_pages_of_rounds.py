@@ -1,4 +1,4 @@
-"""Runs of online learning: their pages, and the end of one in which nothing can be learned."""
+"""Runs of online learning: their pages."""
 
 from __future__ import annotations
 

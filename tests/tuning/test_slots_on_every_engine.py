@@ -1,4 +1,4 @@
-"""Slots of optimizers on every engine: moments in few bits, which go on as AdamW and in 8 bits again, and momentum."""
+"""Slots of optimizers on every engine: moments in few bits, which go on as AdamW and in 8 bits again."""
 
 from __future__ import annotations
 
@@ -32,15 +32,9 @@ FIRST, THEN, LAST = 5, 10, 13
 """Steps after which the 8 bits, AdamW, and the 8 bits again have saved."""
 
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    **{name: {"optim.lr": 3e-4, "optim.eps": 1e-6} for name in ("adamw", "adamw_8bit", "adamw_4bit")},
-    "sgd": {"optim.lr": 0.05, "optim.momentum": 0.9},
-}
-
-
 def trained(model: Path, out: Path, optim: str, plan: dict[str, Any], start: Path | None, steps: int) -> Trained:
     settings = {
-        **{"optim.name": optim, "optim.weight_decay": 0.5, **OPTIMIZERS[optim]},
+        **{"optim.name": optim, "optim.weight_decay": 0.5, "optim.lr": 3e-4, "optim.eps": 1e-6},
         **{"train.max_steps": steps, "train.global_batch": 8, "train.micro_batch": 4},
         # The rate is that of the step alone, wherever a run ends.
         **{"optim.schedule": "constant", "checkpoint.save_last": True, "checkpoint.save_steps": FIRST},

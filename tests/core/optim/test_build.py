@@ -1,4 +1,4 @@
-"""Groups and optimizers: what decays, what learns faster, and that a step is torch's."""
+"""Groups and optimizers: what decays, and what learns faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two Python snippets of the articles, with a local model, train."""
+"""Steps of a run that Python iterates over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of documents with images for queries with images, beside plain transformers, and on several processes."""
+"""Scores of documents with images for queries with images, beside plain transformers."""
 
 from __future__ import annotations
 
