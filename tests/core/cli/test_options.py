@@ -18,7 +18,7 @@ from swift.config.options import Section
 from swift.errors import UsageError
 from swift_infer.commands.eval import EvalOptions
 from swift_infer.commands.infer import InferOptions
-from swift_infer.commands.serve import ServeCommandOptions
+from swift_infer.serving.options import ServeOptions
 from swift_migrate.convert.command import ConvertOptions
 
 
@@ -66,8 +66,8 @@ def read(options: type[Section], line: str) -> dict[str, Any]:
         (ExportCommandOptions, "--ckpt_dir run --max_shard_size 500MB", {"checkpoint": "run", "shard_size_gb": 0.5}),
         (ExportCommandOptions, "--model m --adapters a", {"checkpoint": "a", "model": "m"}),
         (ExportCommandOptions, "run --exist_ok true --hub_model_id a/b", {"exist_ok": True, "push": "a/b"}),
-        (ServeCommandOptions, "--adapters a --adapters b", {"model": "a", "adapters": ("b",)}),
-        (ServeCommandOptions, "--adapters law=a", {"model": "a", "name": "law", "adapters": ()}),
+        (ServeOptions, "--adapters a --adapters b", {"model": "a", "adapters": ("b",)}),
+        (ServeOptions, "--adapters law=a", {"model": "a", "name": "law", "adapters": ()}),
         (PluginsOptions, "--json --try fsdp", {"as_json": True, "tried": "fsdp", "nproc": 2}),
         (ConfigOptions, "--sample", {"sample": 1}),
         (ConfigOptions, "--sample 3", {"sample": 3}),
@@ -94,7 +94,7 @@ def test_flags_and_arguments_set_options(options: type[Section], line: str, mean
         (ExportCommandOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
         (ConvertOptions, "c", "swift command needs --out"),
-        (ServeCommandOptions, "m --port 70000", "--port must be at most 65535"),
+        (ServeOptions, "m --port 70000", "--port must be at most 65535"),
         (PluginsOptions, "fsdp", "Unexpected argument 'fsdp'"),
     ],
 )
@@ -180,7 +180,7 @@ def test_serve_passes_unknown_flags_unchanged() -> None:
     own = ["m", "--port", "1", "--max_model_len", "8"]
     others = ["--max-num-seqs=4", "--enable-x", "-tp", "2", "--lora-modules", "a=b", "c=d"]
     words = [*own[:3], *others, *own[3:]]
-    typed = read_options("serve", words, ServeCommandOptions, passes_on=True)
+    typed = read_options("serve", words, ServeOptions, passes_on=True)
     assert typed.passed_on == tuple(others)
     assert (typed.options.model, typed.options.port, typed.options.max_length) == ("m", 1, 8)
     assert typed.positional == ()

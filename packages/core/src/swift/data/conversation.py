@@ -141,15 +141,15 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def texts_of(message: Message) -> list[str]:
-    """Return the texts of a message, between which are its images."""
+def strings_of(message: Message) -> list[str]:
+    """Return the strings of a message, between which are its images."""
     content = message["content"]
     return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
 
 
 def text_of(message: Message) -> str:
     """Return the text of a message, without its images."""
-    return "".join(texts_of(message))
+    return "".join(strings_of(message))
 
 
 def raw_text(text: str) -> Conversation:

@@ -24,8 +24,8 @@ from swift.data.conversation import (
     Unusable,
     media_part,
     parts_of,
+    strings_of,
     text_part,
-    texts_of,
 )
 from swift.data.rendering import Beginnings, Renderer
 from swift.data.text import Rendered, Span
@@ -234,7 +234,7 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             if message["role"] not in ("system", "user"):
                 continue
-            if any(each.strip() not in text for each in texts_of(message)):
+            if any(each.strip() not in text for each in strings_of(message)):
                 raise Unusable(
                     "left out by the template",
                     f"message {index + 1}, the {message['role']}'s, is not in the rendered text",

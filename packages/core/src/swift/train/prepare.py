@@ -131,7 +131,7 @@ class OpenedData:
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledRun:
     """A run whose steps are known: its configuration is final."""
 
     run: Run
@@ -292,7 +292,7 @@ def open_training_data(
     return OpenedData(data, objective, reader, mode, SampleSets.of(data, mode))
 
 
-def make_schedule(opened: OpenedModel, data: OpenedData) -> Scheduled:
+def make_schedule(opened: OpenedModel, data: OpenedData) -> ScheduledRun:
     """Make the schedule of batches, which decides the number of steps; the run's configuration is final then."""
     setup = opened.setup
     model = ModelInTraining(setup.hooks, (role.name for role in opened.roles))
@@ -303,10 +303,10 @@ def make_schedule(opened: OpenedModel, data: OpenedData) -> Scheduled:
     run = replace(setup.run, config=config).prepared(
         schedule.total_steps, lambda step: schedule.learning_rate(step, planned(step)), data.media_reader
     )
-    return Scheduled(run, schedule, model)
+    return ScheduledRun(run, schedule, model)
 
 
-def load(opened: OpenedModel, data: OpenedData, scheduled: Scheduled) -> Job:
+def load(opened: OpenedModel, data: OpenedData, scheduled: ScheduledRun) -> Job:
     """Load all models of the run, score the data by the reference if needed, and resume from a checkpoint."""
     setup, source, objective = opened.setup, opened.source, data.objective
     run, schedule, start = scheduled.run, scheduled.schedule, setup.start

@@ -42,7 +42,7 @@ class StoredPpo(Ppo):
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of the data, whose tokens have numbers, and from which the critic learns too."""
-        return CriticRounds(context, self.options)
+        return StoredCriticRounds(context, self.options)
 
 
 class StoredGkd(Gkd):
@@ -91,7 +91,7 @@ class StoredRounds(BatchSchedule):
         )
 
 
-class CriticRounds(StoredRounds):
+class StoredCriticRounds(StoredRounds):
     """Rounds from which a critic of its own learns before the policy."""
 
     def __init__(self, context: ScheduleContext, options: PpoOptions) -> None:
