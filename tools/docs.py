@@ -141,7 +141,9 @@ def third_party_flags_page() -> str:
         "applies to keys of a YAML file and to keyword arguments in Python.",
     ]
     for topic, rows in {**topics(flag_topics()), **COMMAND_TOPICS}.items():
-        parts += [f"## {topic}", "\n".join(["| flag | swift |", "|---|---|", *map(_third_party, rows, rows.values())])]
+        if rows:
+            table = ["| flag | swift |", "|---|---|", *map(_third_party, rows, rows.values())]
+            parts += [f"## {topic}", "\n".join(table)]
     return "\n\n".join(parts) + "\n"
 
 
