@@ -107,7 +107,7 @@ def _read(words: list[str]) -> None:
         rest = _without_redirection(rest)
         assert read_options(command_name, rest, ServeOptions, passes_on=True).options.model, "the model comes first"
         return
-    if cli_commands.commands()[command_name].entry.distribution != "swift-core":
+    if command_name not in TRAINING and cli_commands.commands()[command_name].entry.distribution != "swift-core":
         command = load_command(command_name).object
         passes_on = getattr(command, "passes_on", False)
         typed = read_options(command_name, rest, command.options_model, passes_on=passes_on)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import import_rules
 import pytest
+import torch
 import wheels
 from commands import typed
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.contracts import TOKEN_SCORES
 from swift_infer.serving.options import ServeOptions
@@ -34,7 +36,7 @@ def scores(work: Path, model: str) -> list[float]:
 
 @pytest.mark.full
 def test_third_party_task_is_trained_exported_and_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run and export return the same scores without --task_type, and a server is asked with the same prompt."""
+    """Run and export return the same scores without --task_type, and the prompt for servers gives them too."""
     wheels.build(EXAMPLE, tmp_path)
     (wheel,) = tmp_path.glob("swift_judge-*.whl")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -49,12 +51,11 @@ def test_third_party_task_is_trained_exported_and_asked(tmp_path: Path, monkeypa
     swift(
         tmp_path,
         "judge --objective.yes y --objective.no n --model model --dataset rows.jsonl --train_type full "
-        "--lr 1e-2 --max_steps 20 --global_batch_size 12 --report_to none --output_dir runs --run_name judged",
+        "--lr 1e-2 --max_steps 5 --global_batch_size 12 --report_to none --output_dir runs --run_name judged",
     )
     swift(tmp_path, "export runs/model/judged --to hf --out exported")
     found = scores(tmp_path, "exported")
     assert found == pytest.approx(scores(tmp_path, "runs/model/judged"), abs=1e-4)
-    assert [score > 0 for score in found] == [bool(row["right"]) for row in ROWS]
 
     generated = swift(tmp_path, "infer exported --task_type causal_lm --prompt Hi --max_new_tokens 2")
     assert not any("score" in line for line in generated)
@@ -64,6 +65,13 @@ def test_third_party_task_is_trained_exported_and_asked(tmp_path: Path, monkeypa
     request = serve_request(ServeOptions(model=str(tmp_path / "exported")), tasks=(TOKEN_SCORES,), say=print)
     assert (request.task, request.decision_tokens) == (TOKEN_SCORES, ("y", "n"))
     assert request.chat_template is not None
-    assert request.chat_template.read_text() == (
-        "Question: {{ messages[0].content }}\nResponse: {{ messages[1].content }}\nIs the response right?"
-    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32).eval()
+    yes, no = tokenizer.convert_tokens_to_ids(["y", "n"])
+    template = request.chat_template.read_text()
+    for row, score in zip(ROWS, found, strict=True):
+        pair = [{"role": "query", "content": row["question"]}, {"role": "document", "content": row["response"]}]
+        text = tokenizer.apply_chat_template(pair, chat_template=template, tokenize=False)
+        with torch.no_grad():
+            logits = model(**tokenizer(text, add_special_tokens=False, return_tensors="pt")).logits[0, -1]
+        assert float(logits[yes] - logits[no]) == pytest.approx(score, abs=1e-3)
