@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from swift.errors import CheckpointError
 from swift.untrusted import check_regular
 
-_BLOCK = 8 * 2**20
+_BLOCK = 2**20
 _SYNC_EVERY = 64 * 2**20
 _READERS = 4
 """Files that are hashed at a time: one stream does not use up a fast disk or a network."""
