@@ -12,7 +12,7 @@ from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
 from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
-from swift.kernels.available import kernels_for
+from swift.kernels import kernels_for
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import (
     FLASH,
@@ -24,7 +24,7 @@ from swift.models.attention import (
     use_attention,
     varlen_attention,
 )
-from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.build import build_view, compile_blocks, decoder_blocks, meta_model
 from swift.models.classes import auto_class
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
@@ -33,7 +33,7 @@ from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps, tokens_per_chunk
 from swift.models.memory import available_bytes, check_memory, model_bytes
 from swift.models.merge import merged
-from swift.models.meta import meta_model
+from swift.models.merge_modules import vera_directions
 from swift.models.names import (
     ADAPTER,
     START,
@@ -52,7 +52,7 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import layers_to_quantise, quantized_build, quantized_share, stored_bytes
+from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.shrunk import limits_of, shrunk_config, shrunk_model
@@ -63,10 +63,8 @@ from swift.models.tuners import (
     adapter_config,
     adapters_off,
     apply_tuner,
-    trainable_summary,
     weight_counts,
 )
-from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.placements import add_placements
@@ -174,7 +172,6 @@ __all__ = [
     "pooling_weights",
     "print_note",
     "progress",
-    "quantized_build",
     "quantized_share",
     "rates_of_parts",
     "read_initialization",
@@ -193,7 +190,6 @@ __all__ = [
     "tensor_parallel_spec",
     "token_logps",
     "tokens_per_chunk",
-    "trainable_summary",
     "trains_on_images",
     "transform_of",
     "tuner_of",

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from swift.models.names import canonical_parameters
 from swift.models.parts import rates_of_parts, trains_on_images
-from swift.optim.build import build_optimizer, parameter_groups
-from swift.optim.clipping import clip
+from swift.optim.build import build_optimizer, clip, parameter_groups
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.train.layer_rotation import LayerRotation
