@@ -52,6 +52,7 @@ def build_view(
     run.facts.precision = Decision(dtype_name, dtype_reason)
     run.facts.attention = Decision(attention.name, attention.reason)
 
+    model: Any  # a transformers model, whose attributes torch's types do not know
     model, share = _built(run, source, compute, weights=weights, placer=placer)
     model.config.use_cache = False
     if config.train.pad_token:

@@ -28,7 +28,8 @@ def probe_ids(causal_lm: Any, length: int) -> torch.Tensor:
     """Return a few token ids, spread over the vocabulary."""
     weight = causal_lm.get_input_embeddings().weight
     vocabulary = min(weight.shape[0], getattr(causal_lm.config.get_text_config(), "vocab_size", None) or len(weight))
-    return torch.arange(1, length + 1)[None] * 7919 % vocabulary
+    ids: torch.Tensor = torch.arange(1, length + 1)[None] * 7919 % vocabulary
+    return ids
 
 
 def probe_samples(causal_lm: Any, lengths: Sequence[int]) -> list[Encoded]:
