@@ -25,9 +25,3 @@ class BitFit:
             bias = name.endswith("bias")
             parameter.requires_grad_(bias or (options.norms and parameter.ndim < 2))
         return model
-
-    def initial(self, name, shape, options, seed):
-        return None
-
-    def lr_scale(self, name, options):
-        return 1.0

@@ -15,7 +15,8 @@ from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
 from swift.config.sections import ModelSection, TunerSection
-from swift.models.quantize import is_quantised, quantized_build
+from swift.models.build import meta_model
+from swift.models.quantize import is_quantised, quantize_model
 from swift.models.source import open_source
 from swift_testing.subjects import write_model
 
@@ -53,7 +54,10 @@ def train_and_look(model: Path, output: Path, settings: dict[str, Any]) -> tuple
     def look(run: Any) -> None:
         source = open_source(ModelSection(path=str(model)), say=lambda _: None)
         section, dtype = TunerSection(quantize="bnb-nf4"), getattr(torch, settings.get("model.dtype", "float32"))
-        expected = {projection(name): each for name, each in weights(quantized_build(source, section, dtype, "cpu"))}
+        expected = {
+            projection(name): each
+            for name, each in weights(quantize_model(meta_model(source, dtype), source, section, "cpu"))
+        }
         (engine,) = topology.Session.of(run).engines
         for name, weight in weights(engine.module):
             whole, left = expected[projection(name)], weight.numel()

@@ -21,7 +21,6 @@ from swift.data.encode import SampleEncoder
 from swift.data.media import Medium
 from swift.data.videos import VideoSampling, close_video, images_of, measure_video, open_frame
 from swift.errors import ModelError
-from swift.models.media import _open
 from swift.models.media_processor import MediaProcessor
 
 RATE, SIZE = 8, (84, 56)
@@ -135,7 +134,7 @@ def test_video_frames_are_found_in_any_container(folder: Path) -> None:
             (each.start, each.length) for each in expected.media
         ]
         for mine, file in zip(found.media, expected.media, strict=True):
-            assert np.array_equal(np.asarray(_open(processor, mine)), np.asarray(Image.open(file.source)))
+            assert np.array_equal(np.asarray(processor.read(mine)), np.asarray(Image.open(file.source)))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tiny_runs import conversations, run_training, write_model
 
 from swift.config.sections import ModelSection
 from swift.errors import CheckpointError
-from swift.models.padding_row import train_padding_row
+from swift.models.build import _train_padding_row
 from swift.models.source import open_source
 from swift.terminal import say_nothing
 
@@ -66,7 +66,7 @@ def test_all_embeddings_of_tokens_are_trained() -> None:
         model = transformers.Gemma3nForCausalLM(config)
     rows = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
     assert [each.padding_idx for each in rows] == [config.pad_token_id] * 2
-    train_padding_row(model)
+    _train_padding_row(model)
     assert [each.padding_idx for each in rows] == [None, None]
 
 

@@ -12,8 +12,8 @@ from tiny_models import write_architecture
 from swift.config.sections import ModelSection, TunerSection
 from swift.contracts import ModelFacts, QuantizedShare, Topology
 from swift.errors import ConfigError
-from swift.models.build import build_view
-from swift.models.quantize import quantized_build, stored_bytes
+from swift.models.build import build_view, meta_model
+from swift.models.quantize import quantize_model, quantized_share, stored_bytes
 from swift.models.source import open_source
 from swift.observers.facts import tuner
 from swift.planning import planned_backends
@@ -31,11 +31,10 @@ def test_share_counts_what_bitsandbytes_holds(architecture: str, tmp_path: Path)
     """Parameters of the class Params4bit are the quantized ones, whatever the rule that chose them."""
     bnb = pytest.importorskip("bitsandbytes")
     source = _source(tmp_path, architecture)
-    shares: list[QuantizedShare] = []
-    model = quantized_build(source, TunerSection(quantize="bnb-nf4"), torch.bfloat16, "cpu", report=shares.append)
+    share = quantized_share(meta_model(source, torch.bfloat16), torch.bfloat16)
+    model = quantize_model(meta_model(source, torch.bfloat16), source, TunerSection(quantize="bnb-nf4"), "cpu")
     packed = [each for each in model.parameters() if isinstance(each, bnb.nn.Params4bit)]
     exact = sum(each.numel() for each in source.build(dtype=torch.float32).parameters())
-    (share,) = shares
     assert share.quantized == sum(each.quant_state.shape.numel() for each in packed)
     assert share.frozen == exact
     experts = [each for name, each in model.named_parameters() if ".experts." in name]
@@ -52,7 +51,7 @@ def test_stored_bytes_are_those_of_bitsandbytes(kind: str, double: bool, tmp_pat
     bnb = pytest.importorskip("bitsandbytes")
     source = _source(tmp_path, "llama")
     section = TunerSection(quantize=kind, double_quant=double)
-    model = quantized_build(source, section, torch.bfloat16, "cpu")
+    model = quantize_model(meta_model(source, torch.bfloat16), source, section, "cpu")
     for layer in (each for each in model.modules() if isinstance(each, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)):
         shape, weight = (layer.out_features, layer.in_features), layer.weight
         state = getattr(weight, "quant_state", None)

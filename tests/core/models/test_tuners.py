@@ -13,11 +13,13 @@ from tiny_models import batch, tiny, write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
 from swift.errors import ConfigError, ModelError
+from swift.models.build import meta_model
 from swift.models.names import canonical_parameters
-from swift.models.quantize import quantized_build
+from swift.models.quantize import quantize_model
 from swift.models.source import open_source
-from swift.models.tuners import adapter_config, adapters_off, apply_tuner, trainable_summary
+from swift.models.tuners import adapter_config, adapters_off, apply_tuner, weight_counts
 from swift.plugins.tuner import tuner_of
+from swift.terminal import summary_of
 
 torch.set_num_threads(1)
 
@@ -273,7 +275,7 @@ def test_the_summary_counts_weights() -> None:
     layer = torch.nn.Linear(1000, 1000, bias=False)
     layer.requires_grad_(False)
     model = torch.nn.Sequential(layer, torch.nn.Linear(1000, 300, bias=False))
-    assert trainable_summary(model) == "300.0 k of 1.3 M weights (23 %)"
+    assert summary_of(*weight_counts(model)) == "300.0 k of 1.3 M weights (23 %)"
 
 
 @pytest.fixture
@@ -304,13 +306,13 @@ def test_qlora_learns_on_a_frozen_quantised_base(wide: Path, kind: str, package:
     source = open_source(ModelSection(path=str(wide)), say=lambda _: None)
     exact = source.build(dtype=torch.float32)
     section = TunerSection(quantize=kind, dropout=0.0)
-    base = quantized_build(source, section, torch.float32, "cpu")
+    base = quantize_model(meta_model(source, torch.float32), source, section, "cpu")
     assert not any(parameter.requires_grad or parameter.is_meta for parameter in base.parameters())
     error = distance(base, exact)
     assert 0 < error < (0.3 if "nf4" in kind else 0.1)
     model = apply_tuner(base, section, seed=0, say=lambda _: None)
     whole = sum(p.numel() for p in (*exact.parameters(), *(p for p in model.parameters() if p.requires_grad)))
-    assert f"of {whole / 1000:.1f} k weights" in trainable_summary(model)
+    assert f"of {whole / 1000:.1f} k weights" in summary_of(*weight_counts(model))
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     losses = train(model)
     assert losses[-1] < losses[0] - 0.3
@@ -328,7 +330,7 @@ def test_weights_of_four_bits_are_those_of_bitsandbytes(wide: Path, kind: str, d
     functional = pytest.importorskip("bitsandbytes").functional
     source = open_source(ModelSection(path=str(wide)), say=lambda _: None)
     section = TunerSection(quantize=f"bnb-{kind}", double_quant=double)
-    model = quantized_build(source, section, torch.float32, "cpu")
+    model = quantize_model(meta_model(source, torch.float32), source, section, "cpu")
     name = "model.layers.0.mlp.up_proj"
     packed, state = functional.quantize_4bit(source.read(f"{name}.weight"), compress_statistics=double, quant_type=kind)
     weight = model.get_submodule(name).weight
@@ -342,7 +344,7 @@ def test_biases_ties_experts_and_buffers_survive_quantisation(architecture: str,
     pytest.importorskip("bitsandbytes")
     write_architecture(tmp_path, architecture)
     source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
-    base = quantized_build(source, TunerSection(quantize="bnb-nf4"), torch.float32, "cpu")
+    base = quantize_model(meta_model(source, torch.float32), source, TunerSection(quantize="bnb-nf4"), "cpu")
     exact = dict(source.build(dtype=torch.float32).state_dict())
     kept = {name: tensor for name, tensor in base.state_dict().items() if name in exact and tensor.is_floating_point()}
     same = {name for name, tensor in kept.items() if tensor.shape == exact[name].shape}
@@ -356,7 +358,7 @@ def test_biases_ties_experts_and_buffers_survive_quantisation(architecture: str,
 def test_an_evaluation_leaves_a_quantised_model_as_it_was(wide: Path, kind: str, package: str) -> None:
     pytest.importorskip(package)
     source = open_source(ModelSection(path=str(wide)), say=lambda _: None)
-    model = quantized_build(source, TunerSection(quantize=kind), torch.float32, "cpu").train()
+    model = quantize_model(meta_model(source, torch.float32), source, TunerSection(quantize=kind), "cpu").train()
     before = model(batch()).logits
     with torch.no_grad():
         evaluated = model.eval()(batch()).logits
@@ -372,4 +374,4 @@ def test_qlora_without_package_names_install(tmp_path: Path, kind: str, monkeypa
         monkeypatch.setitem(__import__("sys").modules, module, None)
     source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
     with pytest.raises(ModelError, match=r"swift-core\[qlora\]"):
-        quantized_build(source, TunerSection(quantize=kind), torch.float32, "cpu")
+        quantize_model(meta_model(source, torch.float32), source, TunerSection(quantize=kind), "cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swift.contracts import Placement, ScalesGradients
-from swift.optim.clipping import clip
+from swift.optim.build import clip
 
 
 def weights() -> list[torch.nn.Parameter]:

@@ -117,7 +117,7 @@ def test_memory_bounds_what_is_kept_for_the_next_pass(tmp_path: Path, opened: Op
     images = MediaProcessor(processor_of("llava"), DataSection())
     for megabytes, times in ((1, 2), (8, 1)):
         opened.names.clear()
-        decoder = MediaDecoder(images, lambda own, each: own.open(each), threads=1, megabytes=megabytes)
+        decoder = MediaDecoder(images, threads=1, megabytes=megabytes)
         decoder.announce(references * 2)
         assert all(decoder.take(held) is not None for held in references * 2)
         decoder.close()
@@ -132,7 +132,7 @@ def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> 
         _white(name, 200)
         references.append(MediaRef("image", str(name), 0, 1, 200, 200, name.stat().st_size))
     images = MediaProcessor(processor_of("llava"), DataSection())
-    decoder = MediaDecoder(images, lambda own, each: own.open(each), threads=1, megabytes=1)
+    decoder = MediaDecoder(images, threads=1, megabytes=1)
     decoder.announce([[each] for each in references])
     assert opened.count(1)
     first = decoder.take(references[:1])
@@ -149,7 +149,7 @@ def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> 
 def test_undecodable_image_is_left_to_reader(tmp_path: Path) -> None:
     """An image that cannot be decoded ahead is left to the reader."""
     images = MediaProcessor(processor_of("llava"), DataSection())
-    decoder = MediaDecoder(images, lambda own, each: own.open(each), threads=1, megabytes=1)
+    decoder = MediaDecoder(images, threads=1, megabytes=1)
     gone = MediaRef("image", str(tmp_path / "gone.png"), 0, 1, 56, 56, 10)
     decoder.announce([[gone]])
     assert decoder.take([gone]) is None

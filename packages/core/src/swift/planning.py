@@ -32,7 +32,6 @@ from swift.contracts import (
 )
 from swift.errors import ModelError, SwiftError, UnsupportedLayout
 from swift.hookspecs import BackendHooks
-from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
@@ -49,6 +48,12 @@ from swift.processes.group import current_world, processes_here, wanted_group
 from swift.terminal import say_nothing
 
 _DEFAULT = "torch"
+_MOST_ROWS = 256
+"""Rows of a batch: more of them are hardly faster."""
+_SHARE = 1 / 8
+"""Of the device's memory, for the caches of a batch; a model in training may be beside it."""
+_PER_LOGIT = 40
+"""Bytes that sampling takes for each token of the vocabulary in a row: a few tensors in fp64."""
 _Hook = Callable[[Mapping[str, Any]], Any]
 
 
@@ -301,6 +306,16 @@ def model_config(name: str) -> dict[str, Any]:
     content = read_config(folder)
     check_no_encoder(name, content)
     return content
+
+
+def row_bytes(vocabulary: int, of_token: float, tokens: int) -> float:
+    """Return the bytes of a row of so many tokens, each of which takes `of_token` bytes of cache."""
+    return _PER_LOGIT * vocabulary + of_token * tokens
+
+
+def rows_at_once(device: float, row: float) -> int:
+    """Return how many rows of so many bytes are sampled at once on a device of so many bytes."""
+    return max(1, min(_MOST_ROWS, int(_SHARE * device / row)))
 
 
 __all__ = [

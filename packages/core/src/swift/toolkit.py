@@ -11,14 +11,14 @@ from swift.backends.torch.state import TorchState
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
 from swift.checkpoint.tensor_slices import TensorSlices, part_slices
-from swift.kernels.available import kernels_for
+from swift.kernels import kernels_for
 from swift.models.adapter_initialization import read_initialization
 from swift.models.attention import (
     choose_attention,
     packing_of,
     varlen_attention,
 )
-from swift.models.build import build_view, decoder_blocks
+from swift.models.build import build_view, decoder_blocks, meta_model
 from swift.models.classes import auto_class
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
@@ -27,7 +27,7 @@ from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps, tokens_per_chunk
 from swift.models.memory import check_memory
 from swift.models.merge import merged
-from swift.models.meta import meta_model
+from swift.models.merge_modules import vera_directions
 from swift.models.names import (
     ADAPTER,
     START,
@@ -57,7 +57,6 @@ from swift.models.tuners import (
     apply_tuner,
     weight_counts,
 )
-from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.placements import add_placements

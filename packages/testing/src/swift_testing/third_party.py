@@ -96,13 +96,6 @@ class EverySecond:
         """Return the weights that have their turn at a step, counted from 0."""
         return in_turn(names, step)
 
-    def initial(self, name: str, shape: Sequence[int], options: TurnsOptions, seed: int) -> None:
-        """Return nothing: no adapter begins."""
-
-    def lr_scale(self, name: str, options: TurnsOptions) -> float:
-        """Return 1: all weights learn at one rate."""
-        return 1.0
-
 
 def in_turn(names: Sequence[str], step: int) -> Sequence[str]:
     """Return the names that have their turn at a step, counted from 0, in alphabetical order."""

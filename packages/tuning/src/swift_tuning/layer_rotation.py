@@ -56,13 +56,6 @@ class RotatesLayers:
         model.requires_grad_(True)
         return model
 
-    def initial(self, name: str, shape: Sequence[int], options: Any, seed: int) -> torch.Tensor | None:
-        return None
-
-    def lr_scale(self, name: str, options: Any) -> float:
-        """Return 1: all weights learn at one rate."""
-        return 1.0
-
 
 class Lisa(RotatesLayers):
     """LISA (arXiv:2403.17919): some layers, sampled anew every `interval` steps, and all weights outside of layers."""

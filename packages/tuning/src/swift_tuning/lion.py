@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from swift_tuning.options import LionOptions
+from swift_tuning.options import LionOptions
 
 
 class SignedMomentum(torch.optim.Optimizer):

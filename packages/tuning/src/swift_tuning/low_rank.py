@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from swift.errors import ConfigError
 from swift.toolkit import generator_of
 from swift_tuning.matrices import MatrixOptimizer, is_matrix
 from swift_tuning.matrix_sharding import MatrixSharding
-
-if TYPE_CHECKING:
-    from swift_tuning.options import ApolloOptions, GaloreOptions, LowRankOptions
+from swift_tuning.options import ApolloOptions, GaloreOptions, LowRankOptions
 
 Kept = dict[str, torch.Tensor]
 """What is kept for one matrix, by slot."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.contracts import Matrix
 from swift_tuning.matrices import MatrixOptimizer, at_a_time, is_matrix
 from swift_tuning.matrix_sharding import MatrixSharding
-
-if TYPE_CHECKING:
-    from swift_tuning.options import MuonOptions
+from swift_tuning.options import MuonOptions
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the polynomial that is iterated: after few steps singular values are near 1 (github.com/KellerJordan/Muon)."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from swift import Section
 from swift.config.limits import Pattern
-from swift.config.own_options import AdamOptions, TargetOptions
+from swift.config.own_options import AdamOptions, Rank, TargetOptions
 
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -43,7 +43,6 @@ class MuonOptions(AdamOptions):
     )
 
 
-Rank = Annotated[int, Field(ge=1, le=2**16)]
 Steps = Annotated[int, Field(ge=1, le=2**31)]
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 
 from swift.contracts import Matrix
 from swift_tuning.block_codecs import AdamStep, Moments, eight_bits
 from swift_tuning.low_rank import Kept, LowRankRule, first_singular_vectors
-
-if TYPE_CHECKING:
-    from swift_tuning.options import QGaloreOptions
+from swift_tuning.options import QGaloreOptions
 
 _MOMENTS = (("projected_avg", True), ("projected_avg_sq", False))
 """Slot, and whether it has negative values."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from swift_tuning.options import ScheduleFreeOptions
-
+from swift_tuning.options import ScheduleFreeOptions
 
 _TOGETHER = 16 * 2**20
 """Elements that are updated by one call for all of them."""

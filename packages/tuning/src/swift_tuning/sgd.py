@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from swift_tuning.options import SgdOptions
+from swift_tuning.options import SgdOptions
 
 
 class DecoupledSgd(torch.optim.SGD):

@@ -104,10 +104,6 @@ class PeftModules:
             whole.uniform_(-bound, bound, generator=generator_of(seed, name))
         return whole
 
-    def lr_scale(self, name: str, options: TargetOptions) -> float:
-        """Return 1: all parameters learn at one rate."""
-        return 1.0
-
 
 class Miss(PeftModules):
     """MiSS (arXiv:2409.15371): one small matrix for each weight, added to all of its shards."""

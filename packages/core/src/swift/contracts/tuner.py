@@ -100,8 +100,9 @@ class Tuner(Protocol):
     def initial(self, name: str, shape: Sequence[int], options: Any, seed: int) -> torch.Tensor | None:
         """Return the whole tensor that an adapter's parameter begins with, in fp32 on the CPU, by its name on disk.
 
-        None leaves it as `attach` made it. It must depend on nothing but the arguments.
+        None leaves it as `attach` made it, as for all parameters of a tuner without this method. It must depend on
+        nothing but the arguments.
         """
 
     def lr_scale(self, name: str, options: Any) -> float:
-        """Return the factor on the learning rate of a parameter, by its name in the model."""
+        """Return the factor on the learning rate of a parameter, by its name in the model; 1 without this method."""

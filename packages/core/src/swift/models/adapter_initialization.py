@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.config.own_options import FROM_DATA, LoraOptions
+from swift.contracts import ModelSource, Run
 from swift.contracts.role import POLICY
 from swift.errors import ConfigError
 from swift.models.names import ADAPTER, START, adapter_names, base_model, generator_of, name_map
-from swift.models.precision import resolve_dtype
+from swift.models.precision import compute_dtype
 from swift.models.quantize import in_low_bit
 from swift.models.quiet import without_bitsandbytes
 from swift.processes.comms import Comms
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
 
 _OVERSAMPLED = 10
 """Columns beyond the rank in which a randomised decomposition looks for it."""
@@ -83,7 +81,7 @@ def read_initialization(run: Run, source: ModelSource, tuned: torch.nn.Module) -
             (piece,) = names.pieces(f"{inner_name(path)}.weight")
             weight = source.read(piece.name).to(run.topology.device, torch.float32)
             if options.init == "loftq":
-                weight = weight - in_low_bit(weight, run.config.tuner, _compute_dtype(run))
+                weight = weight - in_low_bit(weight, run.config.tuner, compute_dtype(run))
             weight = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
             generator = generator_of(run.config.train.seed, piece.name)
             pair = _factors(weight, layer.r[ADAPTER], layer.scaling[ADAPTER], options, generator)
@@ -104,11 +102,6 @@ def keep_starts(
     for memory, disk in adapter_names(model).items() if starts else ():
         if disk in starts:
             keep(parameters[memory], starts[disk])
-
-
-def _compute_dtype(run: Run) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, resolve_dtype(run.config.model.dtype, run.topology.device)[0])
-    return dtype
 
 
 def lora_layers(tuned: Any) -> list[tuple[str, Any]]:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from swift.config.incompatibilities import partly_quantized
-from swift.contracts import Decision, ModelFacts, QuantizedShare
+from swift.contracts import Decision, ModelFacts, ModelSource, QuantizedShare, Run
+from swift.data.batch import MediaReader
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8
+from swift.models.heads import add_value_head, value_head_of
 from swift.models.media import ProcessorReader
-from swift.models.meta import meta_model
-from swift.models.padding_row import train_padding_row
+from swift.models.names import know_names
 from swift.models.precision import resolve_dtype
-from swift.models.quantize import Placer, quantized_build
+from swift.models.quantize import Placer, quantize_model, quantized_share
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.plugins.tuner import tuner_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
-    from swift.data.batch import MediaReader
-
 
 _SAMPLES = r".*\['(packing'\]\.(edges|longest)|(cu_seq_lens|max_length)_[qk]'\])"
 """Where the compiler finds what it has to take for variable: in `swift.models.attention.Packing`, or flash-attn's."""
@@ -57,17 +52,11 @@ def build_view(
     run.facts.precision = Decision(dtype_name, dtype_reason)
     run.facts.attention = Decision(attention.name, attention.reason)
 
-    sizes: list[QuantizedShare] = []
     model: Any  # a transformers model, whose attributes torch's types do not know
-    if config.tuner.quantize == "none":
-        # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
-        stored = compute if tuner_of(config.tuner).adapter else torch.float32
-        model = source.build(dtype=stored, device=device) if weights else meta_model(source, stored)
-    else:
-        model = quantized_build(source, config.tuner, compute, device, placer, partial(_check_share, run, sizes))
+    model, share = _built(run, source, compute, weights=weights, placer=placer)
     model.config.use_cache = False
     if config.train.pad_token:
-        train_padding_row(model)
+        _train_padding_row(model)
     if config.model.liger:
         _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
@@ -91,15 +80,55 @@ def build_view(
     trained, total = weight_counts(model)
     fp8 = fp8_of(run)
     precision = dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}"
-    run.facts.model = ModelFacts(precision, total, trained, sizes[0] if sizes else None)
+    run.facts.model = ModelFacts(precision, total, trained, share)
     return view
 
 
-def _check_share(run: Run, sizes: list[QuantizedShare], share: QuantizedShare) -> None:
-    """Note how much of a model is quantized; `--strict` refuses less than all matrices of its layers."""
-    if run.config.data.strict and not share.complete:
-        raise partly_quantized(run.config.tuner.quantize, str(share))
-    sizes.append(share)
+def _built(
+    run: Run, source: ModelSource, compute: torch.dtype, *, weights: bool, placer: Placer | None
+) -> tuple[Any, QuantizedShare | None]:
+    """Return the model before it is tuned, and how much of it is quantized.
+
+    `--strict` refuses less than all matrices of its layers.
+    """
+    config, device = run.config, run.topology.device
+    if config.tuner.quantize == "none":
+        # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
+        stored = compute if tuner_of(config.tuner).adapter else torch.float32
+        return source.build(dtype=stored, device=device) if weights else meta_model(source, stored), None
+    model = meta_model(source, compute)
+    share = quantized_share(model, compute)
+    if config.data.strict and not share.complete:
+        raise partly_quantized(config.tuner.quantize, str(share))
+    return quantize_model(model, source, config.tuner, device, placer), share
+
+
+def meta_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
+    """Parameters without memory in `dtype`, but real buffers: rotary tables are computed, not read."""
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]  # has no stubs; peft requires it
+
+    skeleton: Any = source.build(dtype=dtype, weights=False)
+    with init_empty_weights(include_buffers=False):
+        model: Any = type(skeleton)(skeleton.config)
+        if value_head_of(skeleton) is not None:
+            add_value_head(model, skeleton.config, dtype)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.tie_weights()
+    model.name_or_path = skeleton.name_or_path
+    read_off = getattr(source, "name_map_by", None)
+    if read_off is not None:
+        know_names(model, read_off(skeleton))
+    built: torch.nn.Module = model
+    return built
+
+
+def _train_padding_row(model: Any) -> None:
+    """Give the padding token's row its gradient, also in further embeddings of the same tokens (Gemma 3n has such)."""
+    row = getattr(model.get_input_embeddings(), "padding_idx", None)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx == row:
+            module.padding_idx = None
 
 
 def _look_at_images(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:

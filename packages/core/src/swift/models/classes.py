@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from swift.config.sections import ModelSection
 
 ENCODERS = frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,15 +16,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from swift.contracts import Acts
+from swift.contracts import Acts, Run
 from swift.models.collectives import added_up, copied, gathered, part_of
 from swift.models.names import base_model
 from swift.models.tp_spec import COLUMNS, TensorParallelSpec
 from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
 
 
 def cut_modules(run: Run, model: nn.Module, plan: TensorParallelSpec, group: dist.ProcessGroup) -> None:

@@ -6,32 +6,29 @@ import copy
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swift.data.media import MediaRef
+from swift.models.media_processor import MediaProcessor
 
 if TYPE_CHECKING:
     import torch
-
-    from swift.models.media_processor import MediaProcessor
 
 _BYTES_OF_A_PIXEL = 24
 """Of an encoder's input: three colours in float32, twice for models that take an image for two frames of a video."""
 _BYTES_OF_A_SAMPLE = 8
 """Of a sound: itself in float32, and less of its spectrum."""
-Decode = Callable[["MediaProcessor", MediaRef], Any]
 _Key = tuple[MediaRef, ...]
 
 
 class MediaDecoder:
     """Makes the inputs of encoders for micro-batches that are announced, within a budget of memory."""
 
-    def __init__(self, images: MediaProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
-        """Take a model's processor, and what opens an image with it; each thread works with a copy of its own."""
+    def __init__(self, images: MediaProcessor, *, threads: int, megabytes: int) -> None:
+        """Take a model's processor; each thread works with a copy of its own."""
         self._images = images
-        self._decode = decode
         self._threads = threads
         self._budget = megabytes * 2**20
         self._own = threading.local()
@@ -110,7 +107,7 @@ class MediaDecoder:
         if not hasattr(self._own, "images"):
             self._own.images = copy.deepcopy(self._images)  # tokenizers cannot be asked by two threads at a time
         images: MediaProcessor = self._own.images
-        return images.inputs([(each.kind, self._decode(images, each)) for each in key])
+        return images.inputs([(each.kind, images.read(each)) for each in key])
 
 
 def _bytes_of(key: _Key) -> int:

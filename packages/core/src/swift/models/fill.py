@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 
+from swift.contracts import ModelSource, Run
 from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.heads import VALUE_HEAD
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
 from swift.models.plain_lora import is_start
 from swift.models.quantize import is_quantised
 from swift.plugins.tuner import tuner_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
 
 Keep = Callable[[torch.Tensor, torch.Tensor], None]
 """Copies this process's part of a whole tensor into a tensor of the model."""

@@ -6,21 +6,19 @@ moment. What is emulated rounds in the same way and multiplies in higher precisi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift.config.incompatibilities import no_gpu_to_see
+from swift.contracts import RequestedRun, Run
 from swift.errors import ModelError, UnsupportedLayout
 from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import torch
     from torch import nn
-
-    from swift.contracts import RequestedRun, Run
 
 MULTIPLE = 16
 """Both sides of a matrix must be a multiple of this, or its layer stays as it is."""

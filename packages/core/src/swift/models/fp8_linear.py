@@ -7,20 +7,17 @@ and how products add up.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 
-from swift.kernels.available import kernels_for
+from swift.kernels import kernels_for
 from swift.models.step_gradients import add_gradient, copies_help, weight_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torchao.float8 import Float8LinearConfig
 
 _MULTIPLE = 16
 """Sums of products have this many summands, or a multiple."""

@@ -7,17 +7,15 @@ transformers has no such class for an architecture, or one with another head, on
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
+from swift.contracts import WeightStream
 from swift.errors import ModelError
 from swift.models.classes import causal_class, has_encoder
 from swift.parsing.tasks import EMBEDDING
-
-if TYPE_CHECKING:
-    from swift.contracts import WeightStream
 
 HEAD_MODULE = "score"
 HEAD = f"{HEAD_MODULE}.weight"

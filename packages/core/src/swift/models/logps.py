@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from swift.contracts import ModelView, Need
-from swift.kernels.available import kernels_for
+from swift.kernels import kernels_for
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps_autograd import HeadLogps, Settings, chunks
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
-from swift.models.meta import meta_model
+from swift.contracts import ModelSource, Run, WeightStream
+from swift.models.build import meta_model
 from swift.models.names import NameMap, name_map
-from swift.models.precision import resolve_dtype
+from swift.models.precision import compute_dtype
 from swift.models.quantize import in_low_bit, layers_to_quantise
 from swift.plugins.tuner import tuner_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run, WeightStream
 
 
 class LowBitSource:
@@ -28,7 +26,7 @@ class LowBitSource:
         self._source = source
         self._section = run.config.tuner
         self._device = run.topology.device
-        self._dtype: torch.dtype = getattr(torch, resolve_dtype(run.config.model.dtype, self._device)[0])
+        self._dtype = compute_dtype(run)
 
     def __getattr__(self, name: str) -> Any:
         """Return what else the source has."""

@@ -7,25 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from swift.config.media import KINDS, NAMES
-from swift.data.audio import length_at
-from swift.data.batch import collate
+from swift.config.sections import DataSection
+from swift.contracts import ModelSource
+from swift.data.batch import Batch, MicroBatch, collate
 from swift.data.media import Media, MediaRef, number_of
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError
 from swift.models.decoding import MediaDecoder
-from swift.models.media_processor import BLANK, MediaProcessor
-
-if TYPE_CHECKING:
-    from swift.config.sections import DataSection
-    from swift.contracts import ModelSource
-    from swift.data.batch import Batch, MicroBatch
+from swift.models.media_processor import MediaProcessor
 
 
 class ProcessorReader:
@@ -63,7 +58,7 @@ class ProcessorReader:
         decoder = None
         if section is not None:
             threads, megabytes = section.decode_threads, section.decode_ahead_mb
-            decoder = MediaDecoder(images, _open, threads=threads, megabytes=megabytes)
+            decoder = MediaDecoder(images, threads=threads, megabytes=megabytes)
         return cls(images, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder, kinds=kinds)
 
     def naming(self, label: Callable[[int], str]) -> ProcessorReader:
@@ -166,7 +161,7 @@ class ProcessorReader:
             start = longest - len(prompt)
             ids[row, start:] = torch.tensor(prompt)
             for each in getattr(prompt, "media", ()):
-                contents.append((each.kind, _open(self._images, each)))
+                contents.append((each.kind, self._images.read(each)))
                 kinds[row, start + each.start : start + each.start + each.length] = KINDS[each.kind]
         kinds[~torch.isin(ids, self._placeholders)] = 0
         return {**(self._images.inputs(contents) if contents else {}), "mm_token_type_ids": kinds}
@@ -204,7 +199,7 @@ class ProcessorReader:
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Any:
         """Return an image or sound; an error names the row that it belongs to."""
         try:
-            return _open(self._images, reference)
+            return self._images.read(reference)
         except (OSError, SyntaxError, ValueError) as error:
             ends = torch.cumsum(batch.sample_segments, 0)
             sample = batch.sample_ids[int((ends <= segment).sum())]
@@ -222,22 +217,6 @@ def _facts_of_positions(inputs: dict[str, torch.Tensor]) -> list[tuple[str, str,
     if (heard := inputs.get("feature_attention_mask")) is not None:
         found.append(("audio", "audio_seqlens", heard.sum(-1)))
     return found
-
-
-def _open(images: MediaProcessor, reference: MediaRef) -> Any:
-    """Return an image or sound; raise what decoders raise, and `OSError` for one that has changed."""
-    if reference.source.startswith(BLANK):
-        return images.blank(reference)
-    if reference.size and Path(reference.source).stat().st_size != reference.size:
-        raise OSError("it has changed since it was tokenized")
-    content = images.open(reference)
-    if reference.kind == "audio":
-        expected = length_at(reference.frames, reference.rate, images.rate)
-        if len(content) != expected:
-            raise OSError(f"it has {len(content)} audio samples, but its header declares {expected}")
-    elif content.size != images.size_of(reference.width, reference.height):
-        raise OSError(f"it has {content.width}×{content.height} pixels, but its header declares another size")
-    return content
 
 
 def _segments(

@@ -239,13 +239,24 @@ class MediaProcessor:
         size = self.size_of(*image.size)
         return image if size == image.size else image.resize(size)
 
-    def blank(self, each: MediaRef) -> Any:
-        """Return something blank as large as the reference says."""
-        if each.kind == "audio":
-            return np.zeros(length_at(each.frames, each.rate, self.rate), np.float32)
-        from PIL import Image
+    def read(self, reference: MediaRef) -> Any:
+        """Return what a reference names; raise what decoders raise, and `OSError` for what has changed."""
+        if reference.source == BLANK:
+            if reference.kind == "audio":
+                return np.zeros(length_at(reference.frames, reference.rate, self.rate), np.float32)
+            from PIL import Image
 
-        return Image.new("RGB", (each.width, each.height))
+            return Image.new("RGB", (reference.width, reference.height))
+        if reference.size and Path(reference.source).stat().st_size != reference.size:
+            raise OSError("it has changed since it was tokenized")
+        content = self.open(reference)
+        if reference.kind == "audio":
+            expected = length_at(reference.frames, reference.rate, self.rate)
+            if len(content) != expected:
+                raise OSError(f"it has {len(content)} audio samples, but its header declares {expected}")
+        elif content.size != self.size_of(reference.width, reference.height):
+            raise OSError(f"it has {content.width}×{content.height} pixels, but its header declares another size")
+        return content
 
     def smallest(self, kind: str) -> MediaRef:
         """Return a reference to something blank that costs little: what stands in where a process has none."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from swift.contracts import ModelSource
 from swift.errors import ModelError
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
 
 SPARE = 0.25
 """Gibibytes that libraries, activations and the system want besides the weights of a small model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -14,7 +15,6 @@ from swift.errors import ExportError
 from swift.models.adapter_file import KINDS, checked_adapter, kind_of
 from swift.models.names import ADAPTER
 from swift.models.quiet import without_bitsandbytes
-from swift.models.vera import VeraMerge
 
 _PREFIX = "base_model.model."
 
@@ -59,12 +59,17 @@ def _stream(
     settings: Mapping[str, Any],
 ) -> WeightStream:
     kind_of_adapter = kind_of(settings)
-    vera = VeraMerge(settings, (base.shape(f"{path}.weight") for path in layers)) if kind_of_adapter == "VERA" else None
+    if kind_of_adapter == "VERA" and layers:
+        rows, columns = (max(sizes) for sizes in zip(*(base.shape(f"{path}.weight") for path in layers), strict=True))
+        key = settings.get("projection_prng_key") or 0
+        a, b = vera_directions(key, settings["r"], inputs=columns, outputs=rows)
     for name in names:
         path, _, kind = name.rpartition(".")
-        if path in layers and kind == "weight" and vera is not None:
+        if path in layers and kind == "weight" and kind_of_adapter == "VERA":
             scales, outputs = (_vector(layers[path], path, part) for part in ("vera_lambda_d", "vera_lambda_b"))
-            yield name, vera.merged(base.read(name).float(), scales, outputs)
+            weight = base.read(name).float()
+            height, width = weight.shape
+            yield name, weight + outputs[:, None].float() * (b[:height] @ (scales[:, None].float() * a[:, :width]))
         elif path in layers and kind == "weight":
             yield name, _merged_layer(base.read(name).float(), None, path, layers[path], settings).weight.detach()
         elif path in layers and kind == "bias" and kind_of_adapter == "IA3":  # what is scaled is the whole output
@@ -72,6 +77,19 @@ def _stream(
             yield name, _merged_layer(weight, bias, path, layers[path], settings).bias.detach()
         else:
             yield name, replaced[name] if name in replaced else base.read(name)
+
+
+def vera_directions(key: int, rank: int, *, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the directions that all layers of VeRA (arXiv:2310.11454) share, drawn from a key as PEFT draws them.
+
+    A [rank, inputs] and B [outputs, rank] for the widest of the adapted layers; others take a part.
+    """
+    generator = torch.Generator().manual_seed(key)
+    a, b = torch.empty(rank, inputs), torch.empty(outputs, rank)
+    for matrix in (a, b):
+        bound = math.sqrt(6 / matrix.shape[1])
+        matrix.uniform_(-bound, bound, generator=generator)
+    return a, b
 
 
 def _vector(adapter: Mapping[str, torch.Tensor], path: str, part: str) -> torch.Tensor:

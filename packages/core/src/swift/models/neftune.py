@@ -6,15 +6,13 @@ whole numbers. So it is the same on every device and in every layout, and each p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swift.data.batch import MicroBatch
+from swift.data.batch import MicroBatch
 
 _STEP = -0x61C8864680B583EB
 """2⁶⁴ divided by the golden ratio, as a signed number (splitmix64)."""

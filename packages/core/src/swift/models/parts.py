@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from swift.config.sections import Config, TunerSection
+from swift.contracts import Run
 from swift.errors import ConfigError
+from swift.models.heads import head_of, value_head_of
+from swift.models.media import ProcessorReader
 from swift.models.names import base_model
-
-if TYPE_CHECKING:
-    import torch
-
-    from swift.config.sections import Config, TunerSection
-    from swift.contracts import Run
-    from swift.models.media import ProcessorReader
-    from swift.models.view import ViewModule
+from swift.models.view import ViewModule
 
 VIT, ALIGNER, LLM = "vit", "aligner", "llm"
 PARTS = (VIT, ALIGNER, LLM)
@@ -132,10 +131,6 @@ def reaches_trained(view: ViewModule, reader: ProcessorReader | None = None) -> 
     LLaVA has no use for its vision encoder's last layer, decoders from encoder-decoder models for their
     cross-attention, and a mixture for experts that no token of the batch is routed to. A head always has a part.
     """
-    import torch
-
-    from swift.models.heads import head_of, value_head_of
-
     if reader is None:
         batch = view.probe((7, 4))
     else:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from swift.contracts import WeightStream
+from swift.contracts import WeightStream
 
 _TRAINED = {".start_A.": ".lora_A.", ".start_B.": ".lora_B."}
 

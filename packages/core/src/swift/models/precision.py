@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from swift.contracts import Run
 from swift.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,6 +34,11 @@ def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]
     if _has_bfloat16(device):
         return "bfloat16", "auto: this GPU supports bfloat16"
     return "float32", "auto: this GPU does not support bfloat16"
+
+
+def compute_dtype(run: Run) -> torch.dtype:
+    """Return the compute precision of a run."""
+    return DTYPES[resolve_dtype(run.config.model.dtype, run.topology.device)[0]]
 
 
 def _has_bfloat16(device: torch.device) -> bool:

@@ -10,20 +10,16 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.config.incompatibilities import no_quantiser
-from swift.contracts import QuantizedShare
+from swift.config.sections import TunerSection
+from swift.contracts import ModelSource, QuantizedShare
 from swift.errors import ModelError
 from swift.models.heads import head_of, value_head_of
-from swift.models.meta import meta_model
 from swift.models.names import name_map
-
-if TYPE_CHECKING:
-    from swift.config.sections import TunerSection
-    from swift.contracts import ModelSource
 
 NF4_BLOCK = 64
 """Weights that share one scale in torchao's NF4."""
@@ -38,31 +34,23 @@ def is_quantised(weight: torch.Tensor) -> bool:
     return type(weight).__name__ in _QUANTISED
 
 
-def quantized_build(
-    source: ModelSource,
-    section: TunerSection,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    placer: Placer | None = None,
-    report: Callable[[QuantizedShare], None] | None = None,
+def quantize_model(
+    model: Any, source: ModelSource, section: TunerSection, device: torch.device | str, placer: Placer | None = None
 ) -> torch.nn.Module:
-    """Return the model on `device` with linear layers quantised as `tuner.quantize` says, all else frozen in `dtype`.
+    """Read the weights of a model that `meta_model` made: linear layers quantised as `tuner.quantize` says, all frozen.
 
-    The output head stays as it is, and so do experts that are stacked into one parameter. `placer` is called with each
-    quantised weight before the next one is read, to leave a part of it in this process; all other weights are on the
-    meta device then. `report` is called before the first weight is read.
+    The output head stays in the model's precision, and so do experts that are stacked into one parameter. `placer` is
+    called with each quantised weight before the next one is read, to leave a part of it in this process; all other
+    weights are on the meta device then.
     """
     quantise = _QUANTISERS[section.quantize](section)
     _import(section.quantize.partition("-")[0])
-    model: Any = meta_model(source, dtype)
-    if report is not None:
-        report(quantized_share(model, dtype))
     names, linear = name_map(model), layers_to_quantise(model)
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():
         if name in buffers or (placer is not None and name not in linear):
             continue
-        weight = torch.empty(model.get_parameter(name).shape, dtype=dtype)
+        weight = torch.empty_like(model.get_parameter(name), device="cpu", requires_grad=False)
         for piece in names.pieces(name):
             piece.view_of(weight).copy_(source.read(piece.name))
         weight = weight.to(device)

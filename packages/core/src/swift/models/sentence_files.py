@@ -55,14 +55,11 @@ def add_prompts(folder: Path, prompts: Mapping[str, str], *, unit_length: bool =
     `prompts` has the texts that were put before a `query` and before a `document`. Without `unit_length` vectors are
     compared by their dot product.
     """
-    if (folder / SETTINGS).is_file():
-        write_prompts(folder, prompts)
-        if not unit_length:
-            leave_lengths(folder)
-
-
-def leave_lengths(folder: Path) -> None:
-    """Take the step to unit length out of a folder: its vectors are compared by their dot product."""
+    if not (folder / SETTINGS).is_file():
+        return
+    write_prompts(folder, prompts)
+    if unit_length:
+        return
     modules = read_json(folder / MODULES, ModelError)
     _write(folder / MODULES, [each for each in modules if each["path"] != _NORMALISE])
     shutil.rmtree(folder / _NORMALISE)
@@ -91,7 +88,7 @@ def stored_pooling(folder: Path) -> str | None:
 def stored_prompts(folder: Path) -> dict[str, str]:
     """Return the prompts of a folder of sentence-transformers, by their names."""
     path = folder / SETTINGS
-    if not _lies_there(path):
+    if not os.path.lexists(path):
         return {}
     prompts = read_json_object(path, ModelError).get("prompts") or {}
     if not isinstance(prompts, dict):
@@ -106,9 +103,12 @@ def stored_prompts(folder: Path) -> dict[str, str]:
 
 
 def _pooling_file(folder: Path) -> Path | None:
-    """Return the settings of the module that pools, if the folder lists one."""
+    """Return the settings of the module that pools, if the folder lists one.
+
+    What has their name and is no file is refused where it is read, and not passed over.
+    """
     file = folder / MODULES
-    if not _lies_there(file):
+    if not os.path.lexists(file):
         return None
     modules: Any = read_json(file, ModelError)
     if not isinstance(modules, list):
@@ -121,13 +121,8 @@ def _pooling_file(folder: Path) -> Path | None:
     for module in modules:
         if str(module.get("type", "")).endswith(".Pooling"):
             path = inside(folder, module.get("path"), ModelError, source=str(file)) / "config.json"
-            return path if _lies_there(path) else None
+            return path if os.path.lexists(path) else None
     return None
-
-
-def _lies_there(path: Path) -> bool:
-    """Return whether anything has this name: what is no file is refused where it is read, and not passed over."""
-    return os.path.lexists(path)
 
 
 def _write(path: Path, value: Any) -> None:

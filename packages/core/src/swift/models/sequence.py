@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,18 +19,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 
+from swift.contracts import ModelView, Need, Run
+from swift.data.batch import MicroBatch
 from swift.errors import ModelError, UnsupportedLayout
 from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
 from swift.models.collectives import added_up, gathered
+from swift.models.media import ProcessorReader
 from swift.models.pooling import pooling_weights
 from swift.models.positions import rope_by_length
 from swift.models.sizes import values_of
 from swift.models.view import ViewModule
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelView, Need, Run
-    from swift.data.batch import MicroBatch
-    from swift.models.media import ProcessorReader
 
 # Their names since torch 2.13, and before.
 _gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
 from swift.config.sections import ModelSection
+from swift.contracts import ModelSource
 from swift.errors import ModelError, listed
 from swift.models.classes import DECODERS, auto_class, causal_name, encoder_class, has_encoder, refusal
 from swift.models.config_file import CONFIG, read_config
@@ -24,7 +25,6 @@ from swift.models.locate import locate_model
 from swift.models.media_processor import FILES, load_processor, settings_in_force
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
-from swift.models.padding_row import padding_row_of
 from swift.models.quiet import quiet_libraries
 from swift.models.score_padding import padding_of_scores, set_padding, with_padding
 from swift.models.sentence_files import write_sentence_files
@@ -33,9 +33,6 @@ from swift.models.trust import TRUST_FLAG
 from swift.models.weights_check import check_finite, check_weights
 from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.untrusted import read_json_object
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
 
 PASSING = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache")
 """Keys of config.json that say nothing about what the model computes."""
@@ -137,14 +134,17 @@ class HfSource:
         """Return `name_map`, read off a module of `build(weights=False)` that is unchanged: it spares another."""
         if "name_map" not in self.__dict__:
             self.__dict__.setdefault("_base_prefix", skeleton.base_model_prefix)
-            self.__dict__.setdefault("padding_row", padding_row_of(skeleton))
+            self.__dict__.setdefault("padding_row", _padding_row(skeleton))
             self.__dict__["name_map"] = name_map_of_skeleton(skeleton)
         return self.name_map
 
     @cached_property
     def padding_row(self) -> int | None:
-        """Row of the embedding that gets no gradient from inputs in transformers; None where each row gets its own."""
-        return padding_row_of(self._skeleton)
+        """Row of the embedding that gets no gradient from inputs in transformers; None where each row gets its own.
+
+        Not every architecture with a `pad_token_id` has one. With tied weights it still learns as an unembedding's row.
+        """
+        return _padding_row(self._skeleton)
 
     def names(self) -> list[str]:
         """Hugging Face names of all weights, tied ones once."""
@@ -456,6 +456,11 @@ class HfSource:
                         hint=_COPY_AGAIN,
                     )
         return None
+
+
+def _padding_row(model: Any) -> int | None:
+    row: int | None = getattr(model.get_input_embeddings(), "padding_idx", None)
+    return row
 
 
 def as_exported(source: ModelSource) -> ModelSource:

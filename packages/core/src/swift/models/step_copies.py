@@ -8,17 +8,15 @@ whole weights: nothing has to be told of a gradient before its step is over.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from swift.models.step_gradients import add_gradient, copies_help, forget, remember, weight_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class CopyingLinear(nn.Linear):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from swift.kernels.available import kernels_for
+from swift.kernels import kernels_for
 
 _WEIGHTS: dict[int, nn.Parameter] = {}
 """The weights of the step that runs, by the address of their copies: compiled code passes tensors of its own."""

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.config.own_options import FACTORED, STARTED, FullOptions, LoraOptions
+from swift.config.sections import TunerSection
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_initialization import add_start
@@ -30,10 +31,6 @@ from swift.models.peft_modules import attach_peft
 from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
 from swift.plugins.tuner import tuner_of
-from swift.terminal import summary_of
-
-if TYPE_CHECKING:
-    from swift.config.sections import TunerSection
 
 
 def apply_tuner(
@@ -89,11 +86,6 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for layer, was_off in zip(layers, before, strict=True):
             layer._disable_adapters = was_off
-
-
-def trainable_summary(model: torch.nn.Module) -> str:
-    """'1.2 M of 5.2 M weights (23 %)': how many of them are trained."""
-    return summary_of(*weight_counts(model))
 
 
 def weight_counts(model: torch.nn.Module) -> tuple[int, int]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError
 from swift.models.config_file import CONFIG
+from swift.models.files import SafetensorsFolder
 from swift.safetensors_header import FLOATING
 
 if TYPE_CHECKING:
     import torch
-
-    from swift.models.files import SafetensorsFolder
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _BLOCK = 1 << 24

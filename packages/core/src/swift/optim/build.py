@@ -10,27 +10,28 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from swift.contracts import Reads
+from swift.config.sections import OptimSection, TunerSection
+from swift.contracts import Reads, ScalesGradients
 from swift.models.names import whole_shape
 from swift.optim.selected import check_packages
 from swift.plugins.blame import blaming, failing
+from swift.plugins.entry import PluginEntry
 from swift.plugins.load import load_optimizer
 from swift.plugins.return_values import wrong
 from swift.plugins.tuner import tuner_of
-
-if TYPE_CHECKING:
-    from swift.config.sections import OptimSection, TunerSection
-    from swift.plugins.entry import PluginEntry
 
 _CALLED = (
     "step", "slot_values", "take_slots", "matrix_slots", "empty_matrix_slots", "take_matrix_slots", "to_gradient_view",
     "to_weights",
 )  # fmt: skip
 """Methods of optimizers that backends call."""
+_LEAST = 1e-6
+"""What is added to a norm before it divides, as torch does it."""
 
 
 def parameter_groups(
@@ -107,3 +108,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the scheduled learning rate, times the factor of each group."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def clip(parameters: Sequence[torch.nn.Parameter], limit: float, optimizer: torch.optim.Optimizer) -> float:
+    """Cut the gradients to a norm of at most `limit`, and return what it was.
+
+    An optimizer that scales gradients itself is told by how much, and gradients that are short enough are left alone.
+    """
+    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    known = float(norm)
+    factor = min(1.0, limit / (known + _LEAST))
+    if isinstance(optimizer, ScalesGradients):
+        optimizer.gradient_factor = factor
+    elif factor != 1.0:
+        clip_grads_with_norm_(parameters, limit, norm)
+    return known

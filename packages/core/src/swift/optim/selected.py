@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from swift.contracts import Slot
 from swift.errors import ConfigError
 from swift.plugins.load import load_optimizer
 
 if TYPE_CHECKING:
     from swift.config.sections import OptimSection
-    from swift.contracts import Slot
 
 
 def slots_of(optim: OptimSection) -> dict[str, Slot]:

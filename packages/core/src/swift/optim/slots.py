@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from swift.contracts import StoresSlots
+from swift.contracts import CheckpointReader, Slot, StoresSlots
 from swift.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, Slot
 
 
 def kept(

@@ -150,6 +150,7 @@ KINDS: dict[str, Kind] = {
             "tuner",
             "chooses what is trained (`--tuner.kind NAME`)",
             contracts.Tuner,
+            optional=("initial", "lr_scale"),
             section="tuner",
             selected_by="kind",
         ),

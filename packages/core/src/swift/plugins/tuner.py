@@ -6,8 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from swift.contracts import Tuner, TunerContext
 from swift.contracts.tuner import Trains
+from swift.errors import PluginError
 from swift.plugins.blame import failing
+from swift.plugins.entry import PluginEntry
 from swift.plugins.load import load_tuner
 from swift.plugins.return_values import is_finite, is_tensor, wrong
 
@@ -15,9 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import TunerSection
-    from swift.contracts import Tuner, TunerContext
-    from swift.errors import PluginError
-    from swift.plugins.entry import PluginEntry
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class SelectedTuner:
 
     def initial(self, name: str, shape: Sequence[int], seed: int) -> torch.Tensor | None:
         """Return what an adapter's parameter begins with; None leaves it as it is."""
+        if not hasattr(self.tuner, "initial"):
+            return None
         with failing(self.entry, "initial"):
             came: Any = self.tuner.initial(name, shape, self.options, seed)
             if came is not None and not (is_tensor(came) and came.is_floating_point() and came.shape == tuple(shape)):
@@ -77,6 +79,8 @@ class SelectedTuner:
 
     def lr_scale(self, name: str) -> float:
         """Return the factor on the learning rate of a parameter."""
+        if not hasattr(self.tuner, "lr_scale"):
+            return 1.0
         with failing(self.entry, "lr_scale"):
             came: object = self.tuner.lr_scale(name, self.options)
             if not is_finite(came) or cast(float, came) < 0:

@@ -21,9 +21,9 @@ from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.errors import ConfigError
 from swift.models.adapter_initialization import check_matrix, inner_name, lora_layers, of_rank, randomised_svd, signs_of
 from swift.models.attention import choose_attention
-from swift.models.meta import meta_model
+from swift.models.build import meta_model
 from swift.models.names import ADAPTER, START, adapter_names, generator_of
-from swift.models.precision import resolve_dtype
+from swift.models.precision import compute_dtype
 from swift.models.tuners import apply_tuner
 from swift.models.view import ViewModule
 from swift.processes.comms import Comms
@@ -112,8 +112,7 @@ def _measured(run: Run, source: ModelSource, objective: Objective, samples: Samp
     layers = _layers(run, source)
     steps = range(min(options.init_batches or _BATCHES, schedule.total_steps))
     batches = (replace(schedule.batch(step, 0, 1), micro_rows=1, media_reader=run.media_reader) for step in steps)
-    dtype = getattr(torch, resolve_dtype(run.config.model.dtype, run.topology.device)[0])
-    view = _whole_model(run, source, dtype)
+    view = _whole_model(run, source, compute_dtype(run))
     find = _directions_of_inputs if options.init == "eva" else _directions_of_gradients
     factors = find(run, view, layers, objective, batches)
     run.say(f"adapters begin where {len(steps)} batches point ({options.init})")

@@ -37,13 +37,6 @@ class Full:
         freeze_by_pattern(model, options)
         return model
 
-    def initial(self, name: str, shape: Sequence[int], options: FullOptions, seed: int) -> torch.Tensor | None:
-        return None
-
-    def lr_scale(self, name: str, options: FullOptions) -> float:
-        """Return 1: all weights learn at one rate."""
-        return 1.0
-
 
 class Lora:
     """Low-rank adapters, of PEFT's kind: LoRA, DoRA, rank-stabilised and LoRA+."""

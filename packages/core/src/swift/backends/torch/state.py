@@ -16,8 +16,7 @@ from swift.data.batch import Batch
 from swift.models.names import Piece, canonical_parameters
 from swift.models.parts import rates_of_parts, trains_on_images
 from swift.models.view import ViewModule
-from swift.optim.build import build_optimizer, parameter_groups
-from swift.optim.clipping import clip
+from swift.optim.build import build_optimizer, clip, parameter_groups
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.train.layer_rotation import LayerRotation
