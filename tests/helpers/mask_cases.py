@@ -26,7 +26,7 @@ from named_encodings import encoding_of
 from swift.config.sections import DataSection
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
-from swift.data.encode_corpus import Chunk, encode_rows
+from swift.data.encode_corpus import encode_rows
 from swift.errors import SwiftError
 from swift_testing.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 
@@ -253,21 +253,21 @@ def made_of(case: Case, serialised: dict[str, str]) -> tuple[dict[str, np.ndarra
     corpus = corpus_of(each, "rows", using.section, encoding_of(case.encoding))
     for index in range(len(each)):
         try:
-            chunk = encode_rows(corpus, using, range(index, index + 1))
+            made, found = encode_rows(corpus, using, range(index, index + 1))
         except SwiftError as error:
             report["errors"].append([index, error.message])
             continue
-        report["rejected"] += [[index, reason, each.detail] for reason, each in chunk.report.rejected.items()]
-        report["turn_by_turn"] += chunk.report.turn_by_turn
+        report["rejected"] += [[index, reason, each.detail] for reason, each in found.rejected.items()]
+        report["turn_by_turn"] += found.turn_by_turn
         for name in ARRAYS:
-            arrays[name].append(array_of(chunk, name))
+            arrays[name].append(array_of(made, name))
     return {name: np.concatenate(parts) for name, parts in arrays.items()}, report
 
 
-def array_of(chunk: Chunk, name: str) -> np.ndarray:
+def array_of(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
     """Returns an array of the golden file, which has NaN for numbers that an encoding does not declare."""
-    missing = np.full(len(chunk.arrays["rows"]), np.nan)
-    return chunk.arrays.get(name, chunk.arrays.get(f"value.{name}", missing))
+    missing = np.full(len(arrays["rows"]), np.nan)
+    return arrays.get(name, arrays.get(f"value.{name}", missing))
 
 
 def _fast(backend: Any) -> Any:

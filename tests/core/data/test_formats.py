@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from named_encodings import encoding_of
 
-from swift.data.conversation import Conversation, Unusable
+from swift.data.conversation import ROLES, Conversation, RoleTags, Unusable
 from swift.data.formats import rename
-from swift.data.roles import ROLES, RoleTags
 from swift.errors import DataError
 
 QA = [("user", "q"), ("assistant", "a")]

@@ -53,10 +53,10 @@ def test_single_and_batched_rows_are_equal(golden: tuple[dict[str, str], list[An
             continue
         using = mask_cases.encoder(case, tokenizers)
         corpus = mask_cases.corpus_of(mask_cases.rows(case), "rows", using.section, encoding_of(case.encoding))
-        chunk = mask_cases.encode_rows(corpus, using, range(len(corpus)))
+        made, found = mask_cases.encode_rows(corpus, using, range(len(corpus)))
         for name, expected in arrays.items():
-            np.testing.assert_array_equal(mask_cases.array_of(chunk, name), expected, err_msg=f"{case.name}: {name}")
-        assert chunk.report.unusable == len(report["rejected"]), case.name
+            np.testing.assert_array_equal(mask_cases.array_of(made, name), expected, err_msg=f"{case.name}: {name}")
+        assert found.unusable == len(report["rejected"]), case.name
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "qwen", "llama3"])

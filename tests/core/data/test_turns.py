@@ -73,12 +73,12 @@ def test_conversation_prefixes_match_transformers(name: str, arguments: dict[str
                 with pytest.raises(type(error)):
                     rendering.render(messages, listed, "row")
                 continue
-            texts = rendering.render(messages, listed, "row")
-            assert texts.whole == expected
+            whole, until = rendering.render(messages, listed, "row")
+            assert whole == expected
             for count in range(1, len(messages) + 1):
                 for answering in (False, True):
                     asked = tokenizer.apply_chat_template(messages[:count], add_generation_prompt=answering, **more)
-                    assert texts.until(count, answering) == asked
+                    assert until(count, answering) == asked
                     compared += 1
     assert compared
 

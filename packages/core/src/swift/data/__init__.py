@@ -8,6 +8,7 @@ from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
     from swift.data.bounding_boxes import has_objects as has_objects
+    from swift.data.conversation import RoleTags as RoleTags
     from swift.data.conversation import medium_in as medium_in
     from swift.data.conversation import parts_of as parts_of
     from swift.data.conversation import prompt_only as prompt_only
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from swift.data.pipeline import media_tokens_of as media_tokens_of
     from swift.data.pipeline import prepare_data as prepare_data
     from swift.data.placing import placed as placed
-    from swift.data.roles import RoleTags as RoleTags
     from swift.data.sources.dataset_info import DATASET_INFO_FILE as DATASET_INFO_FILE
     from swift.data.sources.rows import RowData as RowData
     from swift.data.store import SampleSet as SampleSet
@@ -34,7 +34,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "bounding_boxes": "has_objects",
-        "conversation": "medium_in parts_of prompt_only",
+        "conversation": "RoleTags medium_in parts_of prompt_only",
         "corpus": "DatasetPart open_parts",
         "encode": "SampleEncoder",
         "global_segments": "GlobalSegments",
@@ -42,7 +42,6 @@ __getattr__ = lazy_names(
         "offsets": "TextEncoder",
         "pipeline": "Prepared media_tokens_of prepare_data",
         "placing": "placed",
-        "roles": "RoleTags",
         "sources.dataset_info": "DATASET_INFO_FILE",
         "sources.rows": "RowData",
         "store": "SampleSet",

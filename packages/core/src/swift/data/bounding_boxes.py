@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swift.data.conversation import Conversation, Message, Unusable, parse_json
+from swift.data.conversation import Conversation, Message, Unusable, parse_json, strings_of
 from swift.data.media import Medium
 
 COLUMN = "objects"
@@ -50,14 +50,14 @@ def boxed(conversation: Conversation, column: object) -> Conversation:
     if not isinstance(objects, Mapping) or not objects.keys() <= _KNOWN:
         raise Unusable("malformed objects", f"the column {COLUMN!r} has other keys than {', '.join(sorted(_KNOWN))}")
     given: dict[str, list[Any]] = {REF: _refs(objects.get("ref")), BBOX: _bounding_boxes(objects, conversation)}
-    tags = [tag for message in conversation.messages for text in _sequences_of(message) for tag in _TAGS.findall(text)]
+    tags = [tag for message in conversation.messages for text in strings_of(message) for tag in _TAGS.findall(text)]
     for tag, held in given.items():
         if tags.count(tag) != len(held):
             raise Unusable("objects do not match", f"{tags.count(tag)} tags ({tag}), and {len(held)} in the column")
     left = {tag: iter(held) for tag, held in given.items()}
     messages = []
     for message in conversation.messages:
-        own = [next(left[tag]) for text in _sequences_of(message) for tag in _TAGS.findall(text)]
+        own = [next(left[tag]) for text in strings_of(message) for tag in _TAGS.findall(text)]
         messages.append({**message, _KEY: own} if own else message)
     return replace(conversation, messages=tuple(messages))
 
@@ -85,11 +85,6 @@ def spelled(message: Message, reference: Callable[[str], str], spell: Callable[[
             {**part, "text": _TAGS.sub(one, part["text"])} if part["type"] == "text" else part for part in content
         ]
     return {**{key: value for key, value in message.items() if key != _KEY}, "content": written}
-
-
-def _sequences_of(message: Message) -> list[str]:
-    content = message["content"]
-    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
 
 
 def _refs(refs: object) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.untrusted import DEPTH, is_deeper, is_unicode, json_kind, shown
 
 Message = dict[str, Any]
@@ -42,6 +41,38 @@ _MAY_FOLLOW = {
     "assistant": {"user", "tool"},
     "tool": {"tool", "assistant"},
 }
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+    "function": "tool",
+    "ipython": "tool",
+    "function_call": "call",
+    "tool_call": "call",
+}
+"""Role as written → ours. 'call' is the assistant calling a tool, written as a message of its own."""
+
+
+@dataclass(frozen=True)
+class RoleTags:
+    """How one data set spells its messages."""
+
+    role_keys: tuple[str, ...] = ("role", "from")
+    content_keys: tuple[str, ...] = ("content", "value")
+    roles: Mapping[str, str] = field(default_factory=lambda: ROLES)
+
+
+STANDARD_TAGS = RoleTags()
 
 
 class Unusable(Exception):
@@ -110,11 +141,15 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def strings_of(message: Message) -> list[str]:
+    """Return the strings of a message, between which are its images."""
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+
+
 def text_of(message: Message) -> str:
     """Return the text of a message, without its images."""
-    if isinstance(message["content"], str):
-        return message["content"]
-    return "".join(part["text"] for part in parts_of(message) if part["type"] == "text")
+    return "".join(strings_of(message))
 
 
 def raw_text(text: str) -> Conversation:
@@ -141,14 +176,6 @@ def prompt_only(content: str | list[dict[str, Any]], system: str | None = None) 
     if not all(is_unicode(text_of(message)) for message in messages):
         raise _not_unicode("the text")
     return Conversation(tuple(messages), (1.0,) * len(messages))
-
-
-def rounds(turns: Sequence[tuple[str, str]], system: str | None) -> Conversation:
-    """Build a conversation from pairs of prompt and completion."""
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    for question, completion in turns:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
-    return checked(Conversation(tuple(messages), (1.0,) * len(messages)))
 
 
 def read_messages(

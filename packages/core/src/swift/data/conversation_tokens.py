@@ -15,7 +15,7 @@ from swift.data.conversation import Conversation, Unusable, parts_of, text_of
 from swift.data.media_tokens import MediaTokens
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
-from swift.data.text import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
+from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import DataError, ModelError
 
 LossOn = Literal["all", "assistant", "last_round"]
@@ -70,7 +70,7 @@ class ConversationEncoder:
         if self.template is None:
             if len(conversation.messages) != 1:
                 raise Unusable("no chat template", "several messages, and the tokenizer has no template to write them")
-            text: Text = Whole(str(conversation.messages[0]["content"]))
+            text: Text = Raw(str(conversation.messages[0]["content"]), end=False)
         else:
             text = self.template.prompt(self.without_learning(conversation), location)
         return self.with_media(text, conversation)
@@ -127,7 +127,12 @@ class ConversationEncoder:
         conversation = self.without_learning(conversation)
         if self._loss_on == "all":
             return [self._whole(self.template, conversation, location)]
-        turns = self._turns(conversation)
+        first = conversation.last_round if self._loss_on == "last_round" else 0
+        turns = [
+            index
+            for index, message in enumerate(conversation.messages)
+            if index >= first and message["role"] == "assistant" and conversation.weights[index] > 0
+        ]
         if not turns:
             raise Unusable("nothing to learn", "the loss of every completion is 0")
         return self.template.render(conversation, turns, location)
@@ -147,7 +152,7 @@ class ConversationEncoder:
         strings = [text_of(message) for message in conversation.messages]
         if len(strings) == 1 or self._loss_on == "all":
             return Raw("".join(strings))
-        return CompletionText(strings[0], strings[1], conversation.weights[1])
+        return Raw(strings[0], strings[1], conversation.weights[1])
 
     def _with_positions(self, template: ChatTemplate, conversation: Conversation) -> Rendered:
         """Return a text by itself, with images where it has them, as the chat template writes images."""
@@ -170,14 +175,6 @@ class ConversationEncoder:
             return conversation
         system = {"role": "system", "content": self.section.system}
         return replace(conversation, messages=(system, *conversation.messages), weights=(1.0, *conversation.weights))
-
-    def _turns(self, conversation: Conversation) -> list[int]:
-        first = conversation.last_round if self._loss_on == "last_round" else 0
-        return [
-            index
-            for index, message in enumerate(conversation.messages)
-            if index >= first and message["role"] == "assistant" and conversation.weights[index] > 0
-        ]
 
 
 def _several_sequences(location: str) -> DataError:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.data.conversation import Unusable
+from swift.data.conversation import STANDARD_TAGS, RoleTags, Unusable
 from swift.data.encodings import Encoding
 from swift.data.formats import Sample, check_columns, rename
-from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.read import read_path
 from swift.data.sources.rows import ListRows, RowData, Rows, Source, part_of
 from swift.data.sources.spec import by_index, parse_source
@@ -172,6 +171,10 @@ def _open(source: Source, section: DataSection) -> DatasetPart:
         from swift.data.sources.hub import read_hub
 
         rows = read_hub(source)
+    return _part(source, rows, section)
+
+
+def _part(source: Source, rows: Rows, section: DataSection) -> DatasetPart:
     count = min(len(rows), source.limit or len(rows))
     root = section.media_root
     if root is None and source.kind == "path":
@@ -189,8 +192,7 @@ def _check_columns(parts: Sequence[DatasetPart], section: DataSection) -> None:
 def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[DatasetPart, str, RowData]]:
     from swift.data.sources.hub import stream_hub
 
-    columns = {**source.columns, **section.columns}
-    part = DatasetPart(_shown(source), ListRows([], source.text), 0, columns, source.tags, section.media_root)
+    part = _part(source, ListRows([], source.text), section)
     for index, row in enumerate(stream_hub(source)):
         if index == source.limit:
             return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import json
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
+from swift.data.store import columns_of, hash_of
 from swift.data.template import Omissions
-from swift.data.text import CompletionText, Steps, Text
+from swift.data.text import Raw, Steps, Text
 from swift.errors import ConfigError, PluginError
 
-ENCODER_VERSION = 2
+_VERSION = 2
 """Part of the cache's key: raise it when the same row is to be encoded differently."""
+_SETTINGS = ("system", "max_length", "truncation", "loss_on", "template_kwargs")
+"""Keys of the section `data` that decide what a row becomes."""
 
 _CHARACTERS = 1 << 18
 """So many are tokenised at once: enough to make the calls cheap, few enough to be held next to the tokens."""
@@ -45,6 +49,28 @@ class SampleEncoder:
         self._conversations = ConversationEncoder(tokenizer, section, loss_on, images)
         self._tokens = TextEncoder(tokenizer)
         self._limits = self._conversations.limits
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides how rows become samples, as JSON, each by a name that a message can say.
+
+        Settings are there by their flags, the rest by hashes.
+        """
+        tokenizer = self.tokenizer
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        settings = self.section.model_dump(mode="json", include=set(_SETTINGS))
+        return {
+            "the encoding": f"{self.encoding.name} {hash_of(self.encoding.cache_key())}",
+            "the tokenizer": hash_of(tokenizer.backend_tokenizer.to_str(), json.dumps(special, sort_keys=True)),
+            "the chat template": hash_of(str(tokenizer.chat_template)),
+            "the rules for images": None if self.images is None else hash_of(self.images.cache_key()),
+            "the version of the encoder": _VERSION,
+            **{f"data.{name}": settings[name] for name in _SETTINGS},
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns of a store of the samples."""
+        return columns_of(self.encoding.values, self.encoding.token_values, media=self.images is not None)
 
     @property
     def ends_turns(self) -> bool:
@@ -75,7 +101,8 @@ class SampleEncoder:
                 segments = iter(self._tokens.segments([text for row in group for text in row.requested]))
                 with self._limits():
                     for row in group:
-                        row.resume([next(segments) for _ in row.requested])
+                        if row.made is None:
+                            row.advance([next(segments) for _ in row.requested])
             for row in group:
                 if isinstance(row.made, EncodedRow):
                     self._check(row.made)
@@ -120,22 +147,18 @@ class _RowInProgress:
     """One row that is being encoded: the texts that it waits for, or what became of it."""
 
     def __init__(self, steps: Steps[EncodedRow]) -> None:
-        self._steps = steps
-        self.requested: Sequence[Text] = ()
-        self.made: EncodedRow | Unusable | None = None
         if not isinstance(steps, Generator):
             raise _no_row(steps)
-        self._advance(lambda: next(steps))
+        self._steps: Generator[Sequence[Text], Any, EncodedRow] = steps
+        self.requested: Sequence[Text] = ()
+        self.made: EncodedRow | Unusable | None = None
+        self.advance(None)
 
-    def resume(self, segments: list[Segment]) -> None:
-        """Go on with the tokens of the texts that the row waits for."""
-        if self.made is None:
-            self._advance(lambda: self._steps.send(segments))
-
-    def _advance(self, step: Callable[[], Sequence[Text]]) -> None:
+    def advance(self, segments: list[Segment] | None) -> None:
+        """Go on with the tokens of the texts that the row waits for; begin with none."""
         self.requested = ()
         try:
-            self.requested = step()
+            self.requested = self._steps.send(segments)
         except StopIteration as done:
             if not isinstance(done.value, EncodedRow):
                 raise _no_row(done.value) from None
@@ -145,7 +168,7 @@ class _RowInProgress:
 
 
 def _size(text: Text) -> int:
-    return len(text.text) + (len(text.prompt) if isinstance(text, CompletionText) else 0)
+    return len(text.text) + (len(text.completion or "") if isinstance(text, Raw) else 0)
 
 
 def _no_row(value: object) -> PluginError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -12,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from swift.data.conversation import Unusable
 from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import ReadRow, Sample
-from swift.data.report import DataReport, SourceCount, merge_columns
+from swift.data.report import DataReport, SourceCount
 from swift.data.samples import Encoded
 from swift.data.sources.rows import first_line
-from swift.data.store import Spilled, StoreWriter, pack_arrays
+from swift.data.store import StoreWriter, hash_of, pack_arrays
 from swift.errors import DataError, SwiftError
 from swift.terminal import Say
 
@@ -36,13 +36,10 @@ _IN_PROCESS = 4 * CHUNK
 """Up to so many rows, starting workers takes longer than they save."""
 
 
-@dataclass
-class Chunk:
-    """Result of encoding a chunk of rows."""
-
-    arrays: dict[str, np.ndarray]
-    """The samples; nothing where a worker has spilled them."""
-    report: DataReport
+def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
+    """Return a hash of all that decides which samples there are: content, tokenizer, template and settings."""
+    roots = [] if encoder.images is None else [str(part.root) for part in corpus.parts]
+    return hash_of(corpus.fingerprint(), json.dumps([encoder.identity(), roots], sort_keys=True))
 
 
 @contextmanager
@@ -58,8 +55,8 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
-    """Encode some rows of a corpus."""
+def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> tuple[dict[str, np.ndarray], DataReport]:
+    """Encode some rows of a corpus into the arrays of a store, and count."""
     understood: list[tuple[int, Sample]] = []
     samples: list[tuple[int, Encoded]] = []
     rejected: dict[int, Unusable] = {}
@@ -72,24 +69,21 @@ def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
             rejected[row] = made
             continue
         samples += [(row, encoded) for encoded in made.samples]
-        report.turn_by_turn += made.turn_by_turn
-        if not encoder.encoding.keeps_columns and sample.extras:
-            report.unused_columns = merge_columns(report.unused_columns, sample.extras)
-        report.count_format(sample.format)
+        unused = () if encoder.encoding.keeps_columns else sample.extras
+        report.count_usable(sample.format, unused, turn_by_turn=made.turn_by_turn)
     for row in sorted(rejected):
         report.reject(rejected[row].reason, corpus.location(row), rejected[row].detail)
     omissions = encoder.take_omissions()
     report.unused_keys = omissions.keys
     used = {corpus.location(row) for row, _ in understood if row not in rejected}
     report.without_reasoning = len(used & omissions.reasoning)
-    with_media = encoder.images is not None
-    if with_media:
+    if encoder.images is not None:
         held = [each for _, made in samples for segment in made.segments for each in segment.media]
         report.media = dict(Counter(each.kind for each in held))
         report.media_tokens = sum(each.length for each in held)
-    arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=with_media)
+    arrays = pack_arrays(samples, encoder.columns)
     _count_tokens(report, corpus, arrays)
-    return Chunk(arrays, report)
+    return arrays, report
 
 
 def _understood(
@@ -118,47 +112,39 @@ def _count_tokens(report: DataReport, corpus: Corpus, arrays: Mapping[str, np.nd
 
 
 def encode_corpus(
-    corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say, rows: range | None = None
+    corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, say: Say, rows: range | None = None
 ) -> DataReport:
     """Encode a corpus, or some rows of it, into a store, in order, and count."""
     rows = range(len(corpus)) if rows is None else rows
     report = DataReport([SourceCount(part.name, 0, len(part.rows)) for part in corpus.parts])
     report.ends_turns = encoder.ends_turns
     with _progress(len(rows), say) as advance:
-        for chunk in _chunks(_Work(corpus, encoder, writer), rows, workers or _cores()):
-            report.add(chunk.report)
-            advance(chunk.report.rows)
+        for part in _parts(corpus, encoder, writer, rows):
+            report.add(part)
+            advance(part.rows)
     return report
 
 
-class _Work(NamedTuple):
-    """All that encoding some rows takes."""
-
-    corpus: Corpus
-    encoder: SampleEncoder
-    writer: StoreWriter
-
-
-def _chunks(work: _Work, rows: range, workers: int) -> Iterator[Chunk]:
-    """Yield chunks in order, each written to the store."""
-    corpus, encoder, writer = work
+def _parts(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, rows: range) -> Iterator[DataReport]:
+    """Yield the reports on chunks of rows in order, each written to the store."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = encoder.section.workers or cores
     ranges = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     if workers == 1 or len(rows) <= _IN_PROCESS or not can_fork:
         for some in ranges:
-            chunk = encode_rows(corpus, encoder, some)
-            writer.add(chunk.arrays)
-            yield chunk
+            arrays, report = encode_rows(corpus, encoder, some)
+            writer.add(arrays)
+            yield report
         return
     # Forked workers share corpus and tokenizer with this process: nothing is sent to them but numbers of rows, and
     # nothing comes back but counts. The tokens go through files, which this process appends to the store in order.
-    _shared[:] = [work]
     context = multiprocessing.get_context("fork")
     count = min(workers, len(ranges))
     try:
-        with ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker) as pool:
+        with ProcessPoolExecutor(count, context, _begin_worker, (corpus, encoder, writer)) as pool:
             try:
-                under_way: deque[Future[tuple[Chunk, Spilled]]] = deque()
+                under_way: deque[Future[tuple[DataReport, Path]]] = deque()
                 for some in ranges:
                     under_way.append(pool.submit(_encode_shared, some))
                     if len(under_way) > count * _AHEAD:
@@ -173,38 +159,33 @@ def _chunks(work: _Work, rows: range, workers: int) -> Iterator[Chunk]:
             "A process that tokenises was killed, most likely because memory ran out.",
             hint="Use fewer of them: --data.workers 1",
         ) from error
-    finally:
-        _shared.clear()
 
 
-def _taken(under_way: deque[Future[tuple[Chunk, Spilled]]], writer: StoreWriter) -> Chunk:
-    chunk, spilled = under_way.popleft().result()
+def _taken(under_way: deque[Future[tuple[DataReport, Path]]], writer: StoreWriter) -> DataReport:
+    report, spilled = under_way.popleft().result()
     writer.take(spilled)
-    return chunk
+    return report
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_shared: list[tuple[Corpus, SampleEncoder, StoreWriter]] = []
+"""In a worker: what it shares with the process that it was forked from."""
 
 
-_shared: list[_Work] = []
-
-
-def _begin_worker() -> None:
+def _begin_worker(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter) -> None:
     """Leave Ctrl-C, which reaches every process of a terminal, to the one that waits for the workers, and ends them.
 
     What was there before the fork is not looked at for cycles: its pages stay shared with the other processes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
+    _shared.append((corpus, encoder, writer))
 
 
-def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:
+def _encode_shared(rows: range) -> tuple[DataReport, Path]:
     corpus, encoder, writer = _shared[0]
     try:
-        chunk = encode_rows(corpus, encoder, rows)
-        spilled = writer.spill(chunk.arrays, str(rows.start))
+        arrays, report = encode_rows(corpus, encoder, rows)
+        return report, writer.spill(arrays, str(rows.start))
     except SwiftError:
         raise
     except Exception as error:  # whatever it is, it may not be one that can be sent to another process
@@ -213,8 +194,6 @@ def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:
             f"{type(error).__name__}: {first_line(error)}",
             hint="--data.workers 1 shows where.",
         ) from None
-    chunk.arrays = {}
-    return chunk, spilled
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from swift.data import images
 from swift.data.bounding_boxes import COLUMN, boxed
 from swift.data.conversation import (
     Conversation,
+    RoleTags,
     Unusable,
     checked_text,
     parse_json,
@@ -21,12 +22,10 @@ from swift.data.conversation import (
     read_content,
     read_messages,
     read_weight,
-    rounds,
     take_weight,
 )
 from swift.data.media import Medium
 from swift.data.placing import placed
-from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError, did_you_mean
 from swift.untrusted import json_kind
@@ -265,15 +264,13 @@ class RowReader:
         return lambda conversations: [placed(each, media) for each, media in zip(conversations, held, strict=True)]
 
     def _question_and_completion(self) -> Conversation:
-        plain = "prompt" in self._row and "completion" in self._row
+        plain = "prompt" in self._row and "completion" in self._row and "tools" not in self._row
         question, completion = self.take(QUESTION), self.take(COMPLETION)
         if isinstance(question, list | tuple) or isinstance(completion, list | tuple):
             start = [{"role": "user", "content": question}] if isinstance(question, str) else question
             return self.completed(start, completion)
         question, completion = self.with_input(question), self._checked_text("completion", completion)
-        if "tools" in self._row:
-            return self.completed(self.history(question), completion)
-        conversation = self._with_media(rounds([*self._past(), (question, completion)], self._system()))
+        conversation = self.completed(self.history(question), completion)
         return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.media)
 
     def _medium(self, part: Mapping[str, Any], kind: str) -> Medium | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
 from swift.data.samples import Segment
-from swift.data.text import CompletionText, Raw, Rendered, Span, Text, Whole
+from swift.data.text import Raw, Rendered, Span, Text
 from swift.errors import ModelError
 
 
@@ -46,34 +46,25 @@ class TextEncoder:
     def segments(self, sequences: Sequence[Text]) -> list[Segment]:
         """Return the tokens of each text, and which of them are learned."""
         rendered = iter(self._rendered([text for text in sequences if isinstance(text, Rendered)]))
-        begun = [
-            text.prompt if isinstance(text, CompletionText) else text.text
-            for text in sequences
-            if not isinstance(text, Rendered)
-        ]
-        starts = iter(self._found(begun, special=True)[0])
-        completions = [text.text for text in sequences if isinstance(text, CompletionText)]
-        rests = iter(self._found(completions, special=False)[0])
+        raw = [text for text in sequences if isinstance(text, Raw)]
+        starts = iter(self._found([text.text for text in raw], special=True)[0])
+        completed = [text.completion for text in raw if text.completion is not None]
+        completions = iter(self._found(completed, special=False)[0])
 
         def segment(text: Text) -> Segment:
-            match text:
-                case Rendered():
-                    return next(rendered)
-                case Raw():
-                    return _all_of(self._with_end(np.array(next(starts))))
-                case Whole():
-                    return _all_of(np.array(next(starts)))
-                case CompletionText():
-                    return self._completed(next(starts), next(rests), text.weight)
+            if isinstance(text, Rendered):
+                return next(rendered)
+            start = np.array(next(starts))
+            if text.completion is None:
+                ids = self._with_end(start) if text.end else start
+                return Segment(ids, _without_first(np.ones(len(ids), dtype=np.float32)))
+            if len(start) and start[-1] == self._tokenizer.eos_token_id:
+                start = start[:-1]
+            rest = self._with_end(next(completions))
+            weights = np.concatenate([np.zeros(len(start)), np.full(len(rest), text.weight)])
+            return Segment(np.concatenate([start, rest]), _without_first(weights.astype(np.float32)))
 
         return [segment(text) for text in sequences]
-
-    def _completed(self, start: np.ndarray, completion: np.ndarray, weight: float) -> Segment:
-        if len(start) and start[-1] == self._tokenizer.eos_token_id:
-            start = start[:-1]
-        rest = self._with_end(completion)
-        weights = np.concatenate([np.zeros(len(start)), np.full(len(rest), weight)])
-        return Segment(np.concatenate([start, rest]), _without_first(weights.astype(np.float32)))
 
     def _with_end(self, ids: np.ndarray) -> np.ndarray:
         end = self._tokenizer.eos_token_id
@@ -188,10 +179,6 @@ class TextEncoder:
         return [
             (np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64).reshape(-1, 2)) for ids, offsets in pairs
         ]
-
-
-def _all_of(ids: np.ndarray) -> Segment:
-    return Segment(ids, _without_first(np.ones(len(ids), dtype=np.float32)))
 
 
 def _is_plain(tokenizer: Any) -> bool:

@@ -15,17 +15,16 @@ from swift.config.incompatibilities import unsplit_stream
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, cache_folder, corpus_of, open_corpus
 from swift.data.encode import SampleEncoder
-from swift.data.encode_corpus import encode_corpus
+from swift.data.encode_corpus import cache_key, encode_corpus
 from swift.data.encodings import Encoding, encoding_of
-from swift.data.identity import cache_key
 from swift.data.media_tokens import MediaRules, MediaTokens
 from swift.data.rendering import template_location
 from swift.data.report import DataReport
 from swift.data.schedules.epochs import shuffler
 from swift.data.shards import check_identity
-from swift.data.store import SampleSet, Store, StoreWriter, open_store
+from swift.data.store import SampleSet, Store, StoredSamples, StoreWriter, open_store
 from swift.data.streaming import SampleStream
-from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
+from swift.data.tokenised import JoinedStore, tokenised_among, tokenised_corpus
 from swift.data.videos import VideoSampling
 from swift.errors import ConfigError, DataError, SwiftError, UnsupportedLayout, UsageError
 from swift.terminal import Say
@@ -40,7 +39,7 @@ class Prepared:
     corpus: Corpus
     rows: np.ndarray | range
     """Rows of the corpus that belong to it; all of them take no memory."""
-    store: Store | JoinedStore
+    store: StoredSamples
 
     def location(self, sample_id: int) -> str:
         """Return where the row stands that a sample was made of, for people: `train.jsonl:17`.
@@ -132,7 +131,7 @@ class DataPreparation:
             )
         report = DataReport.from_dict(store.notes)
         report.check(strict=section.strict)
-        corpus = TokenisedCorpus(store.index, self.encoder.encoding)
+        corpus = tokenised_corpus(store.index, self.encoder.encoding)
         return Prepared(store, report, corpus, range(len(corpus)), store)
 
     def _encode(self, corpus: Corpus) -> Prepared:
@@ -170,18 +169,13 @@ class DataPreparation:
                 return store
             self.say(f"{changed} is not what it was when it was tokenised: the data set is tokenised again")
             shutil.rmtree(folder, ignore_errors=True)
-        encoding, media = self.encoder.encoding, self.encoder.images is not None
-        writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
-        try:
-            report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
+        with StoreWriter(folder, self.encoder.columns) as writer:
+            report = encode_corpus(corpus, self.encoder, writer, say=self.say)
             self._check(report)
             return writer.finish(report.as_dict())
-        except BaseException:
-            writer.discard()
-            raise
 
 
-def _changed(store: Store | JoinedStore) -> str | None:
+def _changed(store: StoredSamples) -> str | None:
     """Return the first image whose file is gone or has another size than when its tokens were counted."""
     for each in store.media():
         try:

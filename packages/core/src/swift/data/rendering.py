@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,13 +84,8 @@ def template_location(tokenizer: Any) -> str:
     return f"in {shown(file)}" if own == tokenizer.chat_template else f"of {shown(folder)}"
 
 
-@dataclass(frozen=True)
-class RenderedMessages:
-    """The text of a conversation, and those of its beginnings."""
-
-    whole: str
-    until: Callable[[int, bool], str]
-    """Of how many messages, and whether up to where the assistant's next answer begins."""
+Beginnings = Callable[[int, bool], str]
+"""The text of so many messages, and whether it goes up to where the assistant's next answer begins."""
 
 
 class Renderer:
@@ -116,7 +110,7 @@ class Renderer:
         template = self._template
         return self._guard.run(location, lambda: self._written(template, messages, tools, answering))
 
-    def render(self, messages: Sequence[Any], tools: Sequence[Any], location: str) -> RenderedMessages:
+    def render(self, messages: Sequence[Any], tools: Sequence[Any], location: str) -> tuple[str, Beginnings]:
         """Return a conversation as text, and how to have the texts of its beginnings."""
         if self._turns is not None and _usual(messages, tools):
             turns = self._turns
@@ -124,11 +118,9 @@ class Renderer:
             parts = marked.split(turns.mark)
             if len(parts) == len(messages) + 2:  # fewer where the template leaves the loop
                 whole, ends = "".join(parts), list(accumulate(map(len, parts)))
-                return RenderedMessages(whole, lambda count, answering: whole[: ends[count]] + turns.tails[answering])
-        return RenderedMessages(
-            self.text(messages, tools, location),
-            lambda count, answering: self.text(messages[:count], tools, location, answering=answering),
-        )
+                return whole, lambda count, answering: whole[: ends[count]] + turns.tails[answering]
+        whole = self.text(messages, tools, location)
+        return whole, lambda count, answering: self.text(messages[:count], tools, location, answering=answering)
 
     def _prepare(self) -> str:
         try:

@@ -150,10 +150,12 @@ class DataReport:
             for reason, rejected in often_first
         ]
 
-    def count_format(self, name: str) -> None:
-        """Add a usable row of a format; one without a name is not counted."""
-        if name:
-            self.formats[name] = self.formats.get(name, 0) + 1
+    def count_usable(self, row_format: str, unused: Iterable[str], *, turn_by_turn: bool) -> None:
+        """Add a usable row; a format without a name is not counted."""
+        self.turn_by_turn += turn_by_turn
+        self.unused_columns = list(dict.fromkeys([*self.unused_columns, *unused]))
+        if row_format:
+            self.formats[row_format] = self.formats.get(row_format, 0) + 1
 
     def add(self, more: DataReport) -> None:
         """Add the report on further rows of the same data sets."""
@@ -165,7 +167,7 @@ class DataReport:
         for reason, rejected in more.rejected.items():
             self.reject(reason, rejected.location, rejected.detail, rejected.count)
         self.turn_by_turn += more.turn_by_turn
-        self.unused_columns = merge_columns(self.unused_columns, more.unused_columns)
+        self.unused_columns = list(dict.fromkeys([*self.unused_columns, *more.unused_columns]))
         self.unused_keys = {**more.unused_keys, **self.unused_keys}
         self.without_reasoning += more.without_reasoning
         self.formats = _summed(self.formats, more.formats)
@@ -209,8 +211,3 @@ def unused_key(key: str, location: str) -> DataError:
 
 def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
-
-
-def merge_columns(known: Iterable[str], more: Iterable[str]) -> list[str]:
-    """Both, each once, in order."""
-    return list(dict.fromkeys([*known, *more]))

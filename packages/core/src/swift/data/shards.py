@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder
-from swift.data.encode_corpus import encode_corpus
-from swift.data.identity import cache_key, differences, identity_of
+from swift.data.encode_corpus import cache_key, encode_corpus
 from swift.data.report import DataReport
 from swift.data.store import Store, StoreWriter
-from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME, VALUE
+from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME, VALUE, write_column
 from swift.errors import ConfigError, DataError, UsageError, listed
 from swift.files import replace_file
 from swift.terminal import Say
@@ -76,7 +73,7 @@ def build_shard(corpus: Corpus, encoder: SampleEncoder, out: Path, shard: Shard,
         "rows": len(corpus),
         "content": corpus.fingerprint(),
         "key": cache_key(corpus, encoder),
-        "identity": identity_of(encoder),
+        "identity": encoder.identity(),
         "sources": [[part.name, part.count] for part in corpus.parts],
     }
     folder = out / shard.folder
@@ -88,16 +85,10 @@ def build_shard(corpus: Corpus, encoder: SampleEncoder, out: Path, shard: Shard,
             )
         say(f"{folder} is there already, of the same rows and settings: nothing is done")
         return DataReport.from_dict(_opened(folder).notes["report"])
-    encoding, media = encoder.encoding, encoder.images is not None
-    writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
-    try:
-        rows = shard.of(len(corpus))
-        report = encode_corpus(corpus, encoder, writer, workers=encoder.section.workers, say=say, rows=rows)
+    with StoreWriter(folder, encoder.columns) as writer:
+        report = encode_corpus(corpus, encoder, writer, say=say, rows=shard.of(len(corpus)))
         report.check(strict=encoder.section.strict, some=False)
         writer.finish({"build": about, "report": report.as_dict()})
-    except BaseException:
-        writer.discard()
-        raise
     return report
 
 
@@ -119,9 +110,9 @@ def join_shards(out: Path) -> DataReport:
     report.check(strict=False)
     values = tuple(dict.fromkeys(name for store in stores for name in store.values))
     for name in COLUMNS:
-        _write(out / f"{name}.bin", (block for store in stores for block in store.blocks(name)))
+        write_column(out / f"{name}.bin", (block for store in stores for block in store.blocks(name)))
     for name in values:
-        _write(out / f"{VALUE}{name}.bin", (block for store in stores for block in store.blocks_of_value(name)))
+        write_column(out / f"{VALUE}{name}.bin", (block for store in stores for block in store.blocks_of_value(name)))
     index = {
         **{name: first[name] for name in ("format", "key", "content", "identity", "sources")},
         "rows": first["rows"],
@@ -150,21 +141,12 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def check_identity(folder: Path, index: Mapping[str, Any], encoder: SampleEncoder) -> None:
     """Refuse tokenised data that was made with something else than what a run would make it with."""
-    if different := differences(index["identity"], identity_of(encoder)):
+    if different := _differences(index["identity"], encoder.identity()):
         raise ConfigError(
             f"{folder} was tokenised with something else than this run has: {', '.join(different)}.",
             hint="Give the run what the data was built with (a bracket has that first, then the run's), or build "
             "the data again with the run's own flags: swift data build ... --out FOLDER",
         )
-
-
-def _write(path: Path, blocks: Iterable[np.ndarray]) -> None:
-    """Write a column; who has the file mapped keeps what was there before."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("wb") as file:
-        for block in blocks:
-            file.write(block.tobytes())
-    temporary.replace(path)
 
 
 def _found(out: Path) -> list[Shard]:
@@ -204,13 +186,23 @@ def _opened(folder: Path) -> Store:
 
 def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return what differs between the data and settings of two shards."""
-    if different := differences(one["identity"], other["identity"]):
+    if different := _differences(one["identity"], other["identity"]):
         return ", ".join(different)
     if one["content"] != other["content"]:
         return "the content of the data set"
     return None if one["key"] == other["key"] else "the folder that paths of images begin at"
 
 
-def sources_of(index: Mapping[str, Any]) -> Sequence[tuple[str, int]]:
-    """Return the data sets that were tokenised, and how many rows each has."""
-    return [(str(name), int(rows)) for name, rows in index["sources"]]
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two identities, a few words each; `one` is named first."""
+    found = []
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            plain = name.startswith(("data.", "the version", "the encoding"))
+            shown = f" ({_shown(name, one.get(name))} and {_shown(name, other.get(name))})" if plain else ""
+            found.append(f"{name}{shown}")
+    return found
+
+
+def _shown(name: str, value: object) -> str:
+    return str(value).partition(" ")[0] if name == "the encoding" else json.dumps(value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -44,7 +44,6 @@ _NUMBERS = ("start", "length", "width", "height", "size", "frames")
 _KINDS = tuple(KINDS)
 _TOKEN_VALUE = "token_value."
 """How the column of a number per token begins that an encoding declares."""
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -137,29 +136,57 @@ class ReferencedSamples(SampleSet):
         return self._base.column(name)
 
 
-class Store(SampleSet):
+class StoredSamples(SampleSet):
+    """Encoded samples on disk, numbered in order."""
+
+    folder: Path
+    rows: np.ndarray
+    """Per sample, the row of the source that it was made of."""
+    notes: dict[str, Any]
+    longest: int
+    """Tokens of the longest segment."""
+    values: tuple[str, ...]
+    """The numbers that any sample has."""
+    media_kinds: frozenset[str]
+    """Which kinds of media the samples hold."""
+
+    @cached_property
+    def sample_ids(self) -> np.ndarray:  # type: ignore[override]  # made when it is first asked for
+        return np.arange(len(self), dtype=np.int64)
+
+    def facts(self, index: int) -> Facts:
+        values = {name: float(self.column(name)[index]) for name in self.values}
+        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), values, self.media_counts(index))
+
+    @abstractmethod
+    def media_counts(self, index: int) -> Mapping[str, int]:
+        """Return how many images, videos and sounds a sample holds, by kind."""
+
+    @abstractmethod
+    def media(self) -> Iterator[MediaRef]:
+        """Yield the images of all samples."""
+
+
+class Store(StoredSamples):
     """Encoded samples in a folder. Its columns are memory-mapped when they are first asked for; none is read whole."""
 
     def __init__(self, folder: Path) -> None:
         manifest = read_manifest(folder)
         lengths = manifest["lengths"]
         self.folder = folder
-        self.notes: dict[str, Any] = manifest["notes"]
+        self.notes = manifest["notes"]
         self.fingerprint = folder.name
-        self.longest: int = manifest["index"]["longest"]
-        """Tokens of the longest segment."""
+        self.longest = manifest["index"]["longest"]
         self.may_hold_media = "media" in lengths
-        values = [name.removeprefix(VALUE) for name in lengths if name.startswith(VALUE)]
-        of_tokens = [name.removeprefix(_TOKEN_VALUE) for name in lengths if name.startswith(_TOKEN_VALUE)]
-        types = {**_types(values, of_tokens, media=self.may_hold_media), **INDEX}
-        for name, dtype in types.items():
+        for name in {*_TYPES, *lengths, *INDEX}:
             size = (folder / f"{name}.bin").stat().st_size
-            if size != np.dtype(dtype).itemsize * {**lengths, **manifest["index"]["lengths"]}[name]:
+            if size != type_of(name).itemsize * {**lengths, **manifest["index"]["lengths"]}[name]:
                 raise ValueError(f"{folder} is not whole")
-        self._columns = _Columns(folder, types)
-        self._token_values = {name: f"{_TOKEN_VALUE}{name}" for name in of_tokens}
-        self.values: tuple[str, ...] = tuple(manifest["index"]["values"])
-        """The numbers that any sample has."""
+        self._columns = _Columns(folder)
+        self._token_values = {
+            name.removeprefix(_TOKEN_VALUE): name for name in lengths if name.startswith(_TOKEN_VALUE)
+        }
+        self.values = tuple(manifest["index"]["values"])
         self._count: int = lengths["segment_counts"]
 
     def __len__(self) -> int:
@@ -174,12 +201,7 @@ class Store(SampleSet):
         return self._columns["loss_weights"]
 
     @cached_property
-    def sample_ids(self) -> np.ndarray:  # type: ignore[override]  # as `lengths`
-        return np.arange(self._count, dtype=np.int64)
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Return, per sample, the row of the source that it was made of."""
+    def rows(self) -> np.ndarray:  # type: ignore[override]  # as `lengths`
         return self._columns["rows"]
 
     @cached_property
@@ -192,7 +214,6 @@ class Store(SampleSet):
         return self._media is not None and len(self._media) > 0
 
     def media(self) -> Iterator[MediaRef]:
-        """Yield the images of all samples."""
         return iter(()) if self._media is None else self._media.all()
 
     def __getitem__(self, index: int) -> Encoded:
@@ -209,20 +230,14 @@ class Store(SampleSet):
             )
             for number, (start, end) in enumerate(pairwise(bounds))
         )
-        return Encoded(index, segments, values=self._values_of(index))
+        values = {name: float(self.column(name)[index]) for name in self.values}
+        return Encoded(index, segments, values=values)
 
-    def facts(self, index: int) -> Facts:
-        return Facts(
-            int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index), self.media_counts(index)
-        )
-
-    def media_counts(self, index: int) -> dict[str, int]:
-        """Return how many images, videos and sounds a sample holds, by kind."""
+    def media_counts(self, index: int) -> Mapping[str, int]:
         return {} if self._media is None else self._media.counts(*self._segments_of(index))
 
     @cached_property
-    def media_kinds(self) -> frozenset[str]:
-        """Which kinds of media the samples hold."""
+    def media_kinds(self) -> frozenset[str]:  # type: ignore[override]  # as `lengths`
         return frozenset() if self._media is None else self._media.kinds()
 
     def column(self, name: str) -> np.ndarray:
@@ -230,7 +245,7 @@ class Store(SampleSet):
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """Yield a column by its name on disk, piece by piece, without mapping it."""
-        return blocks_of(self.folder / f"{name}.bin", self._columns.types[name])
+        return blocks_of(self.folder / f"{name}.bin", type_of(name))
 
     def blocks_of_value(self, name: str) -> Iterator[np.ndarray]:
         """Yield what `column` returns, piece by piece."""
@@ -243,22 +258,17 @@ class Store(SampleSet):
         starts = self._columns["sample_starts"]
         return int(starts[index % self._count]), int(starts[index % self._count + 1])
 
-    def _values_of(self, index: int) -> dict[str, float]:
-        return {name: float(self._columns[VALUE + name][index]) for name in self.values}
 
-
-class _Columns:
+class _Columns(dict[str, np.ndarray]):
     """The columns of a store, each memory-mapped when it is first asked for."""
 
-    def __init__(self, folder: Path, types: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self.types = types
-        self._mapped: dict[str, np.ndarray] = {}
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._mapped:
-            self._mapped[name] = map_column(self._folder / f"{name}.bin", self.types[name])
-        return self._mapped[name]
+    def __missing__(self, name: str) -> np.ndarray:
+        self[name] = map_column(self._folder / f"{name}.bin", type_of(name))
+        return self[name]
 
 
 class _MediaColumns:
@@ -296,30 +306,23 @@ class _MediaColumns:
         return MediaRef(_KINDS[kind], source, **named, rate=float(self._rates[index]))
 
 
-@dataclass(frozen=True)
-class Spilled:
-    """Samples that another process has written next to the store that they belong to."""
-
-    file: Path
-    lengths: Mapping[str, int]
-    """Per array; in the file they lie one after the other."""
-
-
 class StoreWriter:
-    """Writes a store next to its final path, and renames it when it is complete."""
+    """Writes a store next to its final path, and renames it when it is complete; nothing is left after an error."""
 
-    def __init__(
-        self, folder: Path, values: Iterable[str] = (), token_values: Iterable[str] = (), *, media: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, columns: Iterable[str]) -> None:
         self._folder = folder
-        self._types = _types(values, token_values, media=media)
         with _writing_to(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-            self._files: dict[str, IO[bytes]] = {
-                name: (self._temporary / f"{name}.bin").open("wb") for name in self._types
-            }
-        self._lengths = dict.fromkeys(self._types, 0)
+            self._files = {name: (self._temporary / f"{name}.bin").open("wb") for name in columns}
+        self._lengths = dict.fromkeys(self._files, 0)
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            self._discard()
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Append samples in the form of `pack_arrays`."""
@@ -328,27 +331,19 @@ class StoreWriter:
                 file.write(arrays[name].tobytes())
                 self._lengths[name] += len(arrays[name])
 
-    def spill(self, arrays: Mapping[str, np.ndarray], name: str) -> Spilled:
+    def spill(self, arrays: Mapping[str, np.ndarray], name: str) -> Path:
         """Write samples to a file for `take`; another process may do so."""
         path = self._temporary / f"{name}.spilled"
         with _writing_to(self._folder.parent), path.open("wb") as file:
-            for each in self._types:
-                file.write(arrays[each].tobytes())
-        return Spilled(path, {each: len(arrays[each]) for each in self._types})
+            for each in self._files:
+                np.save(file, arrays[each])
+        return path
 
-    def take(self, spilled: Spilled) -> None:
+    def take(self, spilled: Path) -> None:
         """Append samples that were spilled."""
-        with _writing_to(self._folder.parent), spilled.file.open("rb") as source:
-            for name, file in self._files.items():
-                left = spilled.lengths[name] * np.dtype(self._types[name]).itemsize
-                while left:
-                    block = source.read(min(left, _BLOCK))
-                    if not block:
-                        raise OSError(0, f"{spilled.file} is not whole")
-                    file.write(block)
-                    left -= len(block)
-                self._lengths[name] += spilled.lengths[name]
-            spilled.file.unlink()
+        with _writing_to(self._folder.parent), spilled.open("rb") as file:
+            self.add({each: np.load(file) for each in self._files})
+            spilled.unlink()
 
     def finish(self, notes: Mapping[str, Any]) -> Store:
         """Rename the store to its final path; one that another run has put there meanwhile is as good."""
@@ -363,11 +358,10 @@ class StoreWriter:
             except OSError:
                 if not self._folder.exists():
                     raise
-                self.discard()
+                self._discard()
         return Store(self._folder)
 
-    def discard(self) -> None:
-        """Leaves nothing behind."""
+    def _discard(self) -> None:
         for file in self._files.values():
             file.close()
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -384,33 +378,23 @@ def open_store(folder: Path) -> Store | None:
         return None
 
 
-def pack_arrays(
-    samples: Iterable[tuple[int, Encoded]],
-    values: Sequence[str] = (),
-    token_values: Sequence[str] = (),
-    *,
-    media: bool = False,
-) -> dict[str, np.ndarray]:
-    """Return samples, each with the row that it was made of, as the flat arrays of a store.
-
-    `values` and `token_values` are the numbers that the encoding declares; `media` tells whether samples may hold
-    images.
-    """
-    listed = list(samples)
-    segments = [segment for _, sample in listed for segment in sample.segments]
+def pack_arrays(samples: Sequence[tuple[int, Encoded]], columns: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return samples, each with the row that it was made of, as the flat arrays of a store."""
+    segments = [segment for _, sample in samples for segment in sample.segments]
     arrays: dict[str, Any] = {
         "ids": _joined([segment.input_ids for segment in segments]),
         "weights": _joined([segment.weights for segment in segments]),
         "segment_lengths": [len(segment) for segment in segments],
-        "segment_counts": [len(sample.segments) for _, sample in listed],
-        "rows": [row for row, _ in listed],
-        **{VALUE + name: [each.values.get(name, np.nan) for _, each in listed] for name in values},
-        **{_TOKEN_VALUE + name: _joined([each.token_values[name] for each in segments]) for name in token_values},
+        "segment_counts": [len(sample.segments) for _, sample in samples],
+        "rows": [row for row, _ in samples],
+        **_media_arrays(segments),
     }
-    if media:
-        arrays |= _media_arrays(segments)
-    types = _types(values, token_values, media=media)
-    return {name: np.asarray(arrays[name], dtype=dtype).reshape(-1) for name, dtype in types.items()}
+    for column in columns:
+        if column.startswith(VALUE):
+            arrays[column] = [each.values.get(column.removeprefix(VALUE), np.nan) for _, each in samples]
+        elif column.startswith(_TOKEN_VALUE):
+            arrays[column] = _joined([each.token_values[column.removeprefix(_TOKEN_VALUE)] for each in segments])
+    return {name: np.asarray(arrays[name], dtype=type_of(name)).reshape(-1) for name in columns}
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> Any:
@@ -432,11 +416,17 @@ def _media_arrays(segments: Sequence[Segment]) -> dict[str, Any]:
     }
 
 
-def _types(values: Iterable[str], token_values: Iterable[str] = (), *, media: bool = False) -> dict[str, Any]:
-    """Return the type of each column, by its name on disk."""
-    of_samples = {VALUE + name: np.float64 for name in values}
-    of_tokens = {_TOKEN_VALUE + name: np.float32 for name in token_values}
-    return {**_TYPES, **of_samples, **of_tokens, **(_MEDIA if media else {})}
+def columns_of(values: Iterable[str], token_values: Iterable[str], *, media: bool) -> list[str]:
+    """Return the columns, by their names on disk, of samples with these numbers, which may hold `media`."""
+    of_samples, of_tokens = (VALUE + name for name in values), (_TOKEN_VALUE + name for name in token_values)
+    return [*_TYPES, *of_samples, *of_tokens, *(_MEDIA if media else ())]
+
+
+def type_of(column: str) -> np.dtype[Any]:
+    """Return the type of a column by its name on disk."""
+    if column.startswith(VALUE):
+        return np.dtype(np.float64)
+    return np.dtype(np.float32 if column.startswith(_TOKEN_VALUE) else {**_TYPES, **_MEDIA, **INDEX}[column])
 
 
 def hash_of(*parts: bytes | str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def write_index(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Count the samples of a store whose other columns are written, and write its manifest last."""
     for counted, name in (("segment_lengths", "segment_starts"), ("segment_counts", "sample_starts")):
-        _write(folder / f"{name}.bin", _cumulated(folder / f"{counted}.bin"))
+        write_column(folder / f"{name}.bin", _cumulated(folder / f"{counted}.bin"))
     segments = map_column(folder / "segment_starts.bin", np.int64)
     samples = map_column(folder / "sample_starts.bin", np.int64)
     weights = folder / "weights.bin"
-    _write(folder / "lengths.bin", (np.diff(edges) for edges in _edges(segments, samples)))
-    _write(folder / "loss_weights.bin", _sums(weights, _edges(segments, samples)))
+    write_column(folder / "lengths.bin", (np.diff(edges) for edges in _edges(segments, samples)))
+    write_column(folder / "loss_weights.bin", _sums(weights, _edges(segments, samples)))
     longest = max((int(block.max()) for block in blocks_of(folder / "segment_lengths.bin", np.int64)), default=0)
     index = {"lengths": {}, "longest": longest, "values": _present(folder, manifest["lengths"])}
     index["lengths"] = {
@@ -80,10 +80,13 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def _write(path: Path, blocks: Iterator[np.ndarray]) -> None:
-    with path.open("wb") as file:
+def write_column(path: Path, blocks: Iterable[np.ndarray]) -> None:
+    """Write a column; a process that has the file mapped keeps what was there before."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("wb") as file:
         for block in blocks:
             file.write(block.tobytes())
+    temporary.replace(path)
 
 
 def blocks_of(path: Path, dtype: Any) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ from swift.data.conversation import Unusable
 from swift.data.corpus import DatasetPart, stream_rows
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import ReadRow, Sample
-from swift.data.report import DataReport, merge_columns, unused_key
+from swift.data.report import DataReport, unused_key
 from swift.data.samples import Encoded
 from swift.errors import DataError, SwiftError
 
@@ -47,10 +47,8 @@ class SampleStream:
                 self._take_omissions()
                 if number == 0:
                     self.report.without_reasoning += location in self._without_reasoning
-                    self.report.count_format(sample.format)
-                    self.report.turn_by_turn += made.turn_by_turn
-                    if not self._encoder.encoding.keeps_columns:
-                        self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
+                    unused = () if self._encoder.encoding.keeps_columns else sample.extras
+                    self.report.count_usable(sample.format, unused, turn_by_turn=made.turn_by_turn)
                 for encoded in made.samples:
                     yield replace(encoded, sample_id=known)
                     known += 1

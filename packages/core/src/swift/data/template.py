@@ -17,8 +17,17 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_part
-from swift.data.rendering import RenderedMessages, Renderer
+from swift.data.conversation import (
+    REASONING_KEYS,
+    Conversation,
+    Message,
+    Unusable,
+    media_part,
+    parts_of,
+    strings_of,
+    text_part,
+)
+from swift.data.rendering import Beginnings, Renderer
 from swift.data.text import Rendered, Span
 from swift.errors import DataError, SwiftError
 
@@ -56,7 +65,9 @@ class ChatTemplate:
         """Roles with a key that the template writes."""
         self._key_sets: set[frozenset[tuple[str, str]]] = set()
         with self.limits():
-            self._parts = parts and not self._renders_messages()
+            question = {"role": "user", "content": _PROBE}
+            # Some templates know parts alone.
+            self._parts = parts and _PROBE not in (self._writes([question], (), "Before the first row") or "")
             self._after_turn = self._probe_end()
 
     @property
@@ -68,10 +79,9 @@ class ChatTemplate:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_written(conversation)
         with _refusals():
-            rendered = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
-            self._check_rendered(conversation, rendered.whole)
-            rest = [self._turn(conversation, index, rendered, location) for index in turns]
-            text = rendered.whole
+            text, beginning = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
+            self._check_rendered(conversation, text)
+            rest = [self._turn(conversation, index, text, beginning, location) for index in turns]
             learned = {at: until for at, (until, _) in zip(turns, rest, strict=True)}
             self._check_keys(conversation, text, learned, location)
         sequences: list[Rendered] = []
@@ -111,12 +121,12 @@ class ChatTemplate:
         return self._written[kind]
 
     def _turn(
-        self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str
+        self, conversation: Conversation, index: int, whole: str, beginning: Beginnings, location: str
     ) -> tuple[str, Span]:
         """Return the text up to the end of a turn, and which characters of it are the assistant's."""
-        prompt = rendered.until(index, True)
+        prompt = beginning(index, True)
         last = index + 1 == len(conversation.messages)
-        text = rendered.whole if last else rendered.until(index + 1, False)
+        text = whole if last else beginning(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, location)
         end = len(text)
@@ -133,25 +143,16 @@ class ChatTemplate:
             return list(messages)
         return [{**message, "content": parts_of(message) or [text_part(message["content"])]} for message in messages]
 
-    def _renders_messages(self) -> bool:
-        """Return whether the template writes messages whose content is a text; some of them know parts alone."""
-        try:
-            with _refusals():
-                return _PROBE in self._renderer.text([{"role": "user", "content": _PROBE}], (), "Before the first row")
-        except Unusable:
-            return False
-
     def _probe_end(self) -> str | None:
         """Return the text that the template puts after the token that ends a turn.
 
         None when no special token ends it.
         """
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
-        try:
-            with _refusals():
-                tail = self._renderer.text(self._spelled(messages), (), "Before the first row").rpartition(_PROBE)[2]
-        except Unusable:  # a template for other conversations than this one: nothing is taken off its turns
+        text = self._writes(messages, (), "Before the first row")
+        if text is None:  # a template for other conversations than this one: nothing is taken off its turns
             return ""
+        tail = text.rpartition(_PROBE)[2]
         found = [(tail.find(token), -len(token), token) for token in special_tokens(self._tokenizer) if token in tail]
         if not found:
             return None
@@ -192,7 +193,7 @@ class ChatTemplate:
             without = [
                 _without(message, key) if message["role"] == role else message for message in conversation.messages
             ]
-            if self._writes(without, conversation, location, answering=learned is None) == text:
+            if self._writes(without, conversation.tools, location, answering=learned is None) == text:
                 self._omissions.keys.setdefault(key, location)
             else:
                 self._known_keys.add((role, key))
@@ -210,7 +211,7 @@ class ChatTemplate:
         written = []
         for key, value in held.items():
             without = [*messages[:index], _without(message, key), *messages[index + 1 :]]
-            if self._writes(without, conversation, location, answering=learned is None) != expected:
+            if self._writes(without, conversation.tools, location, answering=learned is None) != expected:
                 written.append(value)
         dropped = next((key for key, value in held.items() if value not in written), None)
         if dropped is None:
@@ -220,12 +221,12 @@ class ChatTemplate:
         self._omissions.reasoning.add(location)
 
     def _writes(
-        self, messages: Sequence[Message], conversation: Conversation, location: str, *, answering: bool
+        self, messages: Sequence[Message], tools: Sequence[Any], location: str, *, answering: bool = False
     ) -> str | None:
-        """Return what the template writes of other messages; None where it refuses them."""
+        """Return what the template writes; None where it refuses the messages."""
         try:
             with _refusals():
-                return self._renderer.text(self._spelled(messages), conversation.tools, location, answering=answering)
+                return self._renderer.text(self._spelled(messages), tools, location, answering=answering)
         except Unusable:
             return None
 
@@ -233,8 +234,7 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             if message["role"] not in ("system", "user"):
                 continue
-            parts = parts_of(message) or [text_part(message["content"])]
-            if any(part["type"] == "text" and part["text"].strip() not in text for part in parts):
+            if any(each.strip() not in text for each in strings_of(message)):
                 raise Unusable(
                     "left out by the template",
                     f"message {index + 1}, the {message['role']}'s, is not in the rendered text",

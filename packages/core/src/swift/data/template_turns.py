@@ -48,12 +48,12 @@ class TurnsTemplate:
 def turns_template(environment: Environment, source: str, variables: Mapping[str, Any]) -> TurnsTemplate | None:
     """Return the marked template; None where it isn't certain that one rendering holds those of all beginnings."""
     tree = environment.parse(source)
-    loops = [at for at, node in enumerate(tree.body) if isinstance(node, nodes.For) and _is_messages(node.iter)]
+    loops = [(at, node) for at, node in enumerate(tree.body) if isinstance(node, nodes.For)]
+    loops = [(at, loop) for at, loop in loops if isinstance(loop.iter, nodes.Name) and loop.iter.name == "messages"]
     if len(loops) != 1:
         return None
-    (at,) = loops
-    loop, head, tail = tree.body[at], tree.body[:at], tree.body[at + 1 :]
-    assert isinstance(loop, nodes.For)
+    ((at, loop),) = loops
+    head, tail = tree.body[:at], tree.body[at + 1 :]
     plain = isinstance(loop.target, nodes.Name) and loop.test is None and not loop.else_ and not loop.recursive
     if not plain or not all(_looks_back(node) for node in [*head, loop.target, *loop.body]):
         return None
@@ -82,9 +82,11 @@ def _written(environment: Environment, source: str, start: int, variables: Mappi
 
 def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
     """Return whether a part of head or loop depends on nothing but the messages so far; `within` a loop of its own."""
-    if _is_first_message(node) or (not within and _is_known_loop_attribute(node)):
-        return True
     match node:
+        case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Const(value=0)):
+            return True  # there is always a first one
+        case nodes.Getattr(node=nodes.Name(name="loop"), attr=attribute) if not within and attribute in _SO_FAR:
+            return True
         case nodes.Name():
             forbidden = node.name in _CHANGING or node.name in (_GENERATION, "messages")
             return not forbidden and (within or node.name != "loop")
@@ -118,30 +120,6 @@ def _stored(body: Sequence[nodes.Node]) -> Iterator[str]:
         for each in (node, *node.find_all((nodes.Name, nodes.Macro))):
             if isinstance(each, nodes.Macro) or (isinstance(each, nodes.Name) and each.ctx != "load"):
                 yield each.name
-
-
-def _is_messages(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Name) and node.name == "messages"
-
-
-def _is_first_message(node: nodes.Node) -> bool:
-    """`messages[0]`: there is always one."""
-    return (
-        isinstance(node, nodes.Getitem)
-        and _is_messages(node.node)
-        and isinstance(node.arg, nodes.Const)
-        and node.arg.value == 0
-    )
-
-
-def _is_known_loop_attribute(node: nodes.Node) -> bool:
-    """`loop.first` and the like."""
-    return (
-        isinstance(node, nodes.Getattr)
-        and isinstance(node.node, nodes.Name)
-        and node.node.name == "loop"
-        and node.attr in _SO_FAR
-    )
 
 
 def _data(text: str) -> nodes.Output:

@@ -27,7 +27,6 @@ class MediaSpan:
     start: int
     end: int
     media: MediaRef
-    """Without its position among the tokens, which is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +41,18 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Raw:
-    """Text with the tokenizer's own first token, if it has one, and the end-of-text token; all of it is learned."""
+    """Text without a template, begun as the tokenizer begins it; all of it is learned, or its completion alone."""
 
     text: str
+    completion: str | None = None
+    """What stands behind the text, and is learned instead of it."""
+    weight: float = 1.0
+    """Of the completion."""
+    end: bool = True
+    """Whether the end-of-text token comes last, also where the tokenizer does not add it."""
 
 
-@dataclass(frozen=True)
-class Whole:
-    """Text as calling the tokenizer gives it, with the special tokens that it adds; all of it counts."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CompletionText:
-    """A prompt and its completion end to end, without a template; the completion and the end are learned."""
-
-    prompt: str
-    text: str
-    weight: float
-
-
-Text = Rendered | Raw | Whole | CompletionText
+Text = Rendered | Raw
 
 Result = TypeVar("Result")
 Steps = Generator[Sequence[Text], "list[Segment]", Result]

@@ -16,10 +16,10 @@ from swift.data.corpus import Corpus, DatasetPart, on_this_machine
 from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded
-from swift.data.shards import read_index, sources_of
+from swift.data.shards import read_index
 from swift.data.sources.rows import ListRows, RowData, part_of
 from swift.data.sources.spec import parse_source
-from swift.data.store import Facts, SampleSet, Store
+from swift.data.store import Store, StoredSamples
 from swift.data.store_index import VALUE, is_tokenised, map_column
 from swift.errors import DataError
 from swift.remote.urls import is_remote
@@ -29,14 +29,14 @@ _OPEN = 64
 """Shards that are open at a time: each takes a few open files."""
 
 
-class JoinedStore(SampleSet):
+class JoinedStore(StoredSamples):
     """The samples of all shards. Opening it reads the index alone; shards are opened as samples are asked for."""
 
     def __init__(self, folder: Path) -> None:
         index = read_index(folder)
         self.folder = folder
         self.index = index
-        self.notes: dict[str, Any] = index["report"]
+        self.notes = index["report"]
         try:
             self.fingerprint = str(index["key"])
             self.longest = int(index["longest"])
@@ -47,10 +47,9 @@ class JoinedStore(SampleSet):
             self.lengths = map_column(folder / "lengths.bin", np.int64)
             self.loss_weights = map_column(folder / "loss_weights.bin", np.float64)
             self.rows = map_column(folder / "rows.bin", np.int64)
-            files = {name: f"{VALUE}{name}.bin" for name in self.values}
             self._values = {
-                name: map_column(inside(folder, file, DataError, source=str(folder)), np.float64)
-                for name, file in files.items()
+                name: map_column(inside(folder, f"{VALUE}{name}.bin", DataError, source=str(folder)), np.float64)
+                for name in self.values
             }
             if {len(each) for each in (self.lengths, self.loss_weights, self.rows, *self._values.values())} != {
                 self._ends[-1]
@@ -60,41 +59,33 @@ class JoinedStore(SampleSet):
             raise DataError(
                 f"The tokenised data in {folder} is not whole.", hint=f"Join it again: swift data join {folder}"
             ) from None
-        self.holds_media = bool(index["media"])
+        self._holds_media = bool(index["media"])
         self._shard = lru_cache(maxsize=_OPEN)(self._open)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @cached_property
-    def sample_ids(self) -> np.ndarray:  # type: ignore[override]  # made when it is first asked for
-        return np.arange(len(self), dtype=np.int64)
-
     def __getitem__(self, index: int) -> Encoded:
         store, local = self._find(index)
         return replace(store[local], sample_id=index)
 
-    def facts(self, index: int) -> Facts:
-        values = {name: float(array[index]) for name, array in self._values.items()}
-        media: Mapping[str, int] = {}
-        if self.holds_media:
-            store, local = self._find(index)
-            media = store.media_counts(local)
-        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), values, media)
+    def media_counts(self, index: int) -> Mapping[str, int]:
+        if not self._holds_media:
+            return {}
+        store, local = self._find(index)
+        return store.media_counts(local)
 
     def column(self, name: str) -> np.ndarray:
-        return self._values.get(name, np.full(len(self), np.nan))
+        return self._values[name] if name in self._values else np.full(len(self), np.nan)
 
     @cached_property
-    def media_kinds(self) -> frozenset[str]:
-        """Which kinds of media the samples hold."""
-        if not self.holds_media:
+    def media_kinds(self) -> frozenset[str]:  # type: ignore[override]  # made when it is first asked for
+        if not self._holds_media:
             return frozenset()
         return frozenset().union(*(self._shard(number).media_kinds for number in range(len(self._names))))
 
     def media(self) -> Iterator[MediaRef]:
-        """Yield the images of all samples."""
-        if self.holds_media:
+        if self._holds_media:
             for number in range(len(self._names)):
                 yield from self._shard(number).media()
 
@@ -128,12 +119,11 @@ class _NotKept(ListRows):
         )
 
 
-class TokenisedCorpus(Corpus):
-    """Corpus of tokenised data: it knows where each row stood, and has none of them."""
-
-    def __init__(self, index: Mapping[str, Any], encoding: Encoding) -> None:
-        parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources_of(index)]
-        super().__init__(parts, encoding, check=False)
+def tokenised_corpus(index: Mapping[str, Any], encoding: Encoding) -> Corpus:
+    """Return the corpus of tokenised data: it knows where each row stood, and has none of them."""
+    sources = [(str(name), int(rows)) for name, rows in index["sources"]]
+    parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources]
+    return Corpus(parts, encoding, check=False)
 
 
 def tokenised_among(sources: Sequence[str], section: DataSection) -> Path | None:

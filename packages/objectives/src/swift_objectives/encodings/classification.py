@@ -11,7 +11,7 @@ from swift.data.conversation import Conversation, Unusable, parse_json_list
 from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample, finite
 from swift.data.samples import Encoded
-from swift.data.text import Rendered, Span, Steps, Text, Whole
+from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import DataError, ModelError
 from swift.untrusted import shown
 
@@ -145,7 +145,7 @@ def _conversation(row: RowReader) -> Conversation:
 def whole_text(conversation: Conversation, location: str, encoder: ConversationEncoder) -> Text:
     """Return what is tokenised of a text, or of a conversation as the chat template writes it; all of it counts."""
     if conversation.plain and (len(conversation.messages) == 1 or encoder.template is None):
-        return Whole("".join(message["content"] for message in conversation.messages))
+        return Raw("".join(message["content"] for message in conversation.messages), end=False)
     if encoder.template is None:
         raise ModelError(
             f"{location}: this is a conversation, and the tokenizer has no chat template to write it with.",

@@ -12,7 +12,7 @@ from swift.data.conversation import Conversation, Unusable, parse_json, prompt_o
 from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
-from swift.data.text import Rendered, Span, Steps, Text, Whole
+from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def prompted(prompt: str, text: Conversation) -> Conversation:
 
 def _written(text: Conversation, location: str, encoder: ConversationEncoder) -> Text:
     """Return what is tokenised of a text; all of it counts."""
-    return prompt_text_of(text, location, encoder) if text.media else Whole(text_of(text.messages[0]))
+    return prompt_text_of(text, location, encoder) if text.media else Raw(text_of(text.messages[0]), end=False)
 
 
 def prompt_text_of(text: Conversation, location: str, encoder: ConversationEncoder) -> Text:

@@ -7,21 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from swift.config.media import KINDS, NAMES
-from swift.data.conversation import Unusable
+from swift.data.conversation import STANDARD_TAGS, RoleTags, Unusable
+from swift.data.conversation_tokens import ConversationEncoder, LossOn
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
 from swift.data.images import COLUMNS
-from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.samples import Encoded
 from swift.data.sources.rows import RowData
+from swift.data.store import SampleSet
 from swift.data.text import Steps
 from swift.errors import DataError, PluginError
-
-if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder, LossOn
-    from swift.data.samples import Encoded
-    from swift.data.store import SampleSet
 
 ALL_MEDIA = frozenset(KINDS)
 """For `Encoding.media`: images, videos and audio."""

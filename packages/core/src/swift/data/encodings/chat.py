@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swift.data.conversation import Unusable
+from swift.data.conversation_tokens import ConversationEncoder, LossOn
 from swift.data.encodings.base import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded
 from swift.data.text import Steps
-
-if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder, LossOn
 
 
 class ChatEncoding(Encoding):

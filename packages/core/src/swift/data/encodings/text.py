@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from swift.data.conversation_tokens import LossOn
 from swift.data.encodings.chat import ChatEncoding
 from swift.data.formats import RowReader, Sample
-
-if TYPE_CHECKING:
-    from swift.data.conversation_tokens import LossOn
 
 
 class TextEncoding(ChatEncoding):

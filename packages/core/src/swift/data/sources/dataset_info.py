@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.data.roles import ROLES, STANDARD_TAGS, RoleTags
+from swift.data.conversation import ROLES, STANDARD_TAGS, RoleTags
 from swift.data.sources.rows import Source
 from swift.errors import DataError
 from swift.untrusted import inside, json_kind, read_json_object, shown

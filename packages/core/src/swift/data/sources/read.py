@@ -28,7 +28,7 @@ def read_path(source: Source) -> Rows:
             hint="Name the data set that it was built from. Tokenised data is for training: swift sft --dataset FOLDER",
         )
     if path.is_dir() and any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
-        from swift.data.sources.saved_datasets import read_saved
+        from swift.data.sources.arrow_tables import read_saved
 
         rows = read_saved(path, source.split)
     else:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.conversation import STANDARD_TAGS, RoleTags
 from swift.errors import DataError
 from swift.untrusted import DEPTH, is_deeper, json_kind
 

@@ -60,8 +60,10 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
     if base and _exists(folder, base):
         return _inside(text, folder / Path(base).expanduser(), subset, limit)
     _refuse_unknown_entry(body, folder)
-    if _looks_like_path(body):
-        raise DataError(f"There is no file or folder '{shown(body)}'.{_near(folder / body)}", hint=_EXAMPLE)
+    if body.endswith(SUFFIXES) or body.startswith(("./", "../", "/", "~")) or body.count("/") > 1:
+        path = folder / body
+        near = did_you_mean(path.name, _names(path.parent)) if len(path.name) <= _LONGEST_NAME else ""
+        raise DataError(f"There is no file or folder '{shown(body)}'.{near}", hint=_EXAMPLE)
     return _hub(text, "hf", body, limit, folder)
 
 
@@ -139,14 +141,6 @@ def _inside(text: str, base: Path, subset: str, limit: int | None) -> Source:
     if not subset or not _exists(base, subset):
         raise DataError(f"'{shown(base)}' has no subset '{shown(subset)}': there is no such folder or file in it.")
     return by_index(Source(text, "path", str(path), limit=limit))
-
-
-def _looks_like_path(text: str) -> bool:
-    return text.endswith(SUFFIXES) or text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
-
-
-def _near(path: Path) -> str:
-    return did_you_mean(path.name, _names(path.parent)) if len(path.name) <= _LONGEST_NAME else ""
 
 
 def _names(folder: Path) -> list[str]:
