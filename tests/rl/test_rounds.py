@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from swift.errors import CheckpointError, ConfigError, SwiftError
 from swift_rl.health import NothingToLearn
-from swift_rl.rounds.data import Round
-from swift_rl.rounds.files import RolloutLog, path_of, read_round
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
+from swift_rl.rounds.files import RolloutLog, path_of, read_round, write_round
 from swift_rl.rounds.reference import RunReference
 
 ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}], "bonus": 0.01} for word in "abcdefghijkl"]
@@ -263,3 +263,24 @@ def test_report_shows_rounds_compared_with_reference(
     monkeypatch.setattr(RunReference, "logps", lambda *asked: [each + 0.01 for each in logps(*asked)])
     with pytest.raises(NothingToLearn, match=r"reference differs from the model by 0\.01"):
         run_training(tied, tmp_path / "other", ROWS, settings(rewards, **changes))
+
+
+def test_round_file_keeps_values_of_some_completions(tmp_path: Path) -> None:
+    """Completions of dropped groups have no `old_logps`; a resumed run finds those of the others as they were."""
+    prompt = Prompt(number=0, position=0, token_ids=np.array([1, 2], dtype=np.int32), messages=[])
+
+    def completion(index: int, length: int, old: bool) -> RolloutCompletion:
+        values = np.linspace(-1, 0, length, dtype=np.float32) + index
+        ids = np.arange(length, dtype=np.int32)
+        return RolloutCompletion(0, index, ids, values, "stop", "text", old_logps=values * 2 if old else None)
+
+    completions = [completion(0, 3, False), completion(1, 2, True), completion(2, 4, False), completion(3, 5, True)]
+    write_round(tmp_path, Round(0, 0, [prompt], completions), "settings")
+    read = read_round(tmp_path, 0, "settings")
+    assert read is not None
+    assert [each.old_logps is None for each in read.completions] == [True, False, True, False]
+    for before, after in zip(completions, read.completions, strict=True):
+        assert after.logps.tolist() == before.logps.tolist()
+        if before.old_logps is not None:
+            assert after.old_logps is not None
+            assert after.old_logps.tolist() == before.old_logps.tolist()

@@ -157,3 +157,16 @@ def test_undeclared_encoding_output_is_not_dropped(tmp_path: Path, encoding: Lab
     """What an encoding does not declare is never dropped silently."""
     with pytest.raises(PluginError, match=message):
         prepared(tmp_path, encoding)
+
+
+class AskingForNothing(LabelledEncoding):
+    def encode(self, row: Any, encoder: Any) -> Any:
+        assert (yield []) == []
+        return (yield from super().encode(row, encoder))
+
+
+def test_row_that_asks_for_nothing_is_kept(tmp_path: Path) -> None:
+    """An encoding may ask for the tokens of no string, such as those of an empty list of documents."""
+    train = prepared(tmp_path, AskingForNothing()).train
+    assert train is not None
+    assert len(train.samples) == 12

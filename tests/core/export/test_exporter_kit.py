@@ -35,6 +35,7 @@ class OfRemembering(ExporterConformance):
 
 
 def test_kit_finds_exporter_that_reads_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "_installed", lambda name: Remembering())
+    monkeypatch.setattr(kit, "open_hooks", lambda exporter: Remembering())
+    monkeypatch.setattr(kit, "load_plugin", lambda group, name: None)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         OfRemembering().test_altered_file_is_found(tmp_path)

@@ -97,7 +97,7 @@ class SampleEncoder:
         """Encode rows in order, many at once; rows are taken from the iterator as they are needed."""
         waiting = iter(rows)
         while group := self._begin(waiting):
-            while any(row.requested for row in group):
+            while any(row.made is None for row in group):
                 segments = iter(self._tokens.segments([text for row in group for text in row.requested]))
                 with self._limits():
                     for row in group:

@@ -104,6 +104,7 @@ class CheckpointSaver:
             job.run.say,
             job.run,
             objective=job.run.config.objective.model_dump(mode="json"),
+            system=job.run.config.data.system,
         )
         export_state(export, exported(job.hooks.swift_iter_weights(job.run, job.state)), is_main=job.is_main)
 

@@ -28,6 +28,8 @@ _ARRAYS = (
     *("old_values", "returns"),
 )
 _LENGTHS = "lengths"
+_KNOWN = "known_"
+"""Beginning of the column that tells which completions have an array, where some have none."""
 _REPORTED = ("prompt", "index", "finish_reason", "text", "rewards", "remarks", "failed", "reward", "why_not")
 
 
@@ -85,21 +87,30 @@ def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
 def _columns(completions: Sequence[RolloutCompletion]) -> dict[str, np.ndarray]:
     columns = {_LENGTHS: np.array([len(completion.token_ids) for completion in completions], dtype=np.int64)}
     for name in _ARRAYS:
-        known = [values for completion in completions if (values := getattr(completion, name)) is not None]
-        if known and len(known) == len(completions):
-            columns[name] = np.concatenate(known)
+        values = [getattr(completion, name) for completion in completions]
+        known = [each is not None for each in values]
+        if any(known):
+            columns[name] = np.concatenate([each for each in values if each is not None])
+        if any(known) and not all(known):
+            columns[_KNOWN + name] = np.array(known)
     return columns
 
 
 def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarray]) -> Round:
     head, rest = lines[0], lines[1:]
     prompts = [Prompt(**{**each, "token_ids": np.array(each["token_ids"], dtype=np.int32)}) for each in head["prompts"]]
-    ends = np.cumsum(columns[_LENGTHS])[:-1]
-    pieces = {name: np.split(values, ends) for name, values in columns.items() if name != _LENGTHS}
-    completions = []
-    for index, line in enumerate(rest):
-        own = {name: parts[index] for name, parts in pieces.items()}
-        completions.append(RolloutCompletion(**{**line, **own, "episode": _episode(line)}))
+    lengths = columns[_LENGTHS]
+    own: list[dict[str, np.ndarray]] = [{} for _ in rest]
+    for name in _ARRAYS:
+        if name in columns:
+            known = columns.get(_KNOWN + name, np.ones(len(rest), dtype=bool))
+            pieces = np.split(columns[name], np.cumsum(lengths[known])[:-1])
+            for index, values in zip(np.flatnonzero(known), pieces, strict=True):
+                own[index][name] = values
+    completions = [
+        RolloutCompletion(**{**line, **arrays, "episode": _episode(line)})
+        for line, arrays in zip(rest, own, strict=True)
+    ]
     dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
     return Round(head["round"], head["version"], prompts, completions, head["facts"], dropped, head["cursor"])
 
