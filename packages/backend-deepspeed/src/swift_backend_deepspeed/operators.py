@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.contracts import Run
+from swift.files import user_cache
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 
@@ -30,8 +31,7 @@ def build_operator(run: Run, name: str, builder: Callable[[], Any]) -> None:
 
 def cache_folder() -> Path:
     """Return where operators are kept; `TORCH_EXTENSIONS_DIR` decides, as everywhere."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(VARIABLE) or Path(base) / "swift" / "operators")
+    return Path(os.environ.get(VARIABLE) or user_cache() / "operators")
 
 
 @contextmanager

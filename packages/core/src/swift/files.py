@@ -1,4 +1,4 @@
-"""Atomic replacement of files."""
+"""Atomic replacement of files, and the folder of caches."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def replace_file(path: Path, content: str | bytes, *, synced: bool = False) -> N
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def user_cache() -> Path:
+    """Return swift's folder in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "swift"

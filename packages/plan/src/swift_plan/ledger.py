@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import UsageError
-from swift.files import replace_file
+from swift.files import replace_file, user_cache
 from swift.untrusted import read_bytes, read_json_object
 from swift_plan.cluster import Cluster
 from swift_plan.messages import MessageCost, MessageKind
@@ -50,8 +50,7 @@ class LedgerEntry:
 def ledger_path() -> Path:
     """Return where the ledger is."""
     named = os.environ.get(LEDGER)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(named) if named else Path(cache).expanduser() / "swift" / "plans.jsonl"
+    return Path(named) if named else user_cache() / "plans.jsonl"
 
 
 def add(entry: LedgerEntry) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from swift.checkpoint.manifest import FOLDER_NAME, MANIFEST
 from swift.config.sections import Config
 from swift.errors import CheckpointError
+from swift.files import user_cache
 from swift.remote.fetch import LOCK, fetch, fetch_into, locked
 from swift.remote.forked import forked
 from swift.remote.urls import check_protocol, is_remote, open_url, unreachable
@@ -31,12 +31,10 @@ def on_this_machine(name: str) -> str:
     if not is_remote(name):
         return name
     check_protocol(name, error=CheckpointError, hint="Copy it to this machine, and name the folder.")
-    base = os.environ.get("XDG_CACHE_HOME")
-    cache = (Path(base) if base else Path.home() / ".cache") / "swift"
     hint = "Name another folder for caches: export XDG_CACHE_HOME=FOLDER"
     with waiting(f"Copying {name}"):
         url = newest_copy(name.rstrip("/")) or name.rstrip("/")
-        return str(fetch(url, cache, error=CheckpointError, last=MANIFEST, hint=hint))
+        return str(fetch(url, user_cache(), error=CheckpointError, last=MANIFEST, hint=hint))
 
 
 def bring_back(config: Config, run_folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -20,6 +19,7 @@ from swift.data.sources.spec import by_index, parse_source
 from swift.data.store import hash_of
 from swift.data.store_index import INDEX_FILE
 from swift.errors import DataError
+from swift.files import user_cache
 from swift.untrusted import shown
 
 _LOOKED_AT = 20
@@ -130,10 +130,7 @@ def on_this_machine(source: Source, section: DataSection) -> Source:
 
 def cache_folder(section: DataSection) -> Path:
     """Return where tokenised data, and copies of data behind URLs, are kept."""
-    if section.cache is not None:
-        return section.cache
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "swift" / "tokenised"
+    return user_cache() / "tokenised" if section.cache is None else section.cache
 
 
 def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) -> Corpus:

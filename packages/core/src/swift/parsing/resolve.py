@@ -187,7 +187,6 @@ def check(config: Config, objective: Objective, selected: Selected) -> Config:
     check_schedule(config.optim, config.learning_rate)
     config = config.model_copy(update={"model": for_objective(config.model, objective)})
     check_task(config.model, objective)
-    assert selected.backend.capabilities is not None
     check_capabilities(selected.backend.capabilities, config, objective.for_model(config.model))
     check_export(config)
     return config

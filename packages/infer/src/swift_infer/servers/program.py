@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
 from swift.errors import UsageError
+from swift.files import user_cache
 from swift.hookspecs import hookimpl
 from swift_infer.servers.interpreter import Interpreter, ServerLibrary
 from swift_infer.servers.log import ServerLog
@@ -81,7 +82,6 @@ def server_environment(request: ServeRequest, mine: Mapping[str, str] = os.envir
 
 def cache_folder() -> Path:
     """Return the folder of logs and templates in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
+    folder = user_cache() / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
