@@ -48,7 +48,7 @@ def test_flash_attention_is_refused_without_a_gpu(place: Path) -> None:
     run = typed_on(4, command.split(), place)
     assert run.code == 2, run.output
     assert "Error:" in run.output
-    assert "flash_attention_2 cannot be used: it needs an NVIDIA GPU" in run.output
+    assert "flash_attention_2 (--use_flash_attn) cannot be used: it needs an NVIDIA GPU" in run.output
 
 
 def test_the_python_of_the_articles_trains_on_four_processes(place: Path) -> None:

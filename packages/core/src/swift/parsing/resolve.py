@@ -193,11 +193,16 @@ def check(config: Config, objective: Objective, selected: Selected) -> Config:
 
 
 def _name(draft: Draft, key: str) -> Any:
-    """Return the plugin that a key names, or its default."""
-    name = draft.value(key, core_fields()[key].default)
-    if isinstance(name, str) or (name is None and core_fields()[key].optional):
-        return name
-    raise ConfigError(f"{subject(draft.source(key), key)} must be a string, not {quoted(name)}.")
+    """Return the plugin that a key names, or its default; raise `ConfigError` for what cannot be a name."""
+    named = draft.get(key)
+    if named is None:
+        return core_fields()[key].default
+    section, _, name = key.partition(".")
+    model: Any = Config.model_fields[section].annotation
+    try:
+        return getattr(model.model_validate({name: named.value}), name)
+    except ValidationError as problem:
+        raise config_error(problem, draft.source, core_fields(), section=section) from None
 
 
 def _own_keys(draft: Draft, section: str) -> dict[str, Any]:
