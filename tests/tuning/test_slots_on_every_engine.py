@@ -1,4 +1,4 @@
-"""Slots of optimizers on every engine: moments in few bits, which go on as AdamW and in 8 bits again."""
+"""Slots of optimizers on every engine: low-bit moments, which go on as AdamW and in 8 bits again."""
 
 from __future__ import annotations
 
