@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from swift.errors import SwiftError
+from swift.errors import PluginError, SwiftError
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
@@ -24,9 +24,11 @@ _SELECTED = {
 
 @contextmanager
 def naming_sources(config: Config, sources: Mapping[str, str]) -> Iterator[None]:
-    """Add to errors where each key that they name was set."""
+    """Add to errors where each key that they name was set; an error of a plugin is not the user's."""
     try:
         yield
+    except PluginError:
+        raise
     except SwiftError as error:
         error.message = with_sources(error.message, config, sources)
         raise
