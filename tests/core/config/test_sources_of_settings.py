@@ -54,8 +54,8 @@ def test_refusal_names_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refusal_names_keyword() -> None:
     """A call names the keyword, and its own name for the arguments."""
-    with pytest.raises(SwiftError, match=r"parallel\.tp 2 \(arguments \(tp\)\)"):
-        config_from_mapping({"model": "m", "tp": 2})
+    with pytest.raises(SwiftError, match=r"parallel\.tp 2 \(arguments \(tensor_parallel_size\)\)"):
+        config_from_mapping({"model": "m", "tensor_parallel_size": 2})
 
 
 def test_source_is_named_once() -> None:

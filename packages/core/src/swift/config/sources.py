@@ -38,7 +38,7 @@ def with_sources(message: str, config: Config, sources: Mapping[str, str]) -> st
     """Return a message with the source behind the first mention of each key, unless it names the source already."""
     for key, source in sources.items():
         section, _, name = key.partition(".")
-        is_key_itself = key in source or source.lstrip("-").replace("-", "_") == name
+        is_key_itself = key in source or source.lstrip("-").replace("-", "_") == name or source.endswith(f"({name})")
         if is_key_itself or source in message or source.startswith("swift "):
             continue
         mention = _mention(key, getattr(getattr(config, section, None), name, None), message)
