@@ -24,10 +24,11 @@ from swift.train.evaluate import can_evaluate, evaluation_of
 from swift.train.failures import check_folder, failure_of, folder_is_gone, not_finite, resume_advice
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
-from swift.train.prepare import open_job, report_data
+from swift.train.prepare import open_job
 from swift.train.saving import CheckpointSaver
 from swift.train.sums import NonFiniteStep
 from swift.train.time_breakdown import StepMeter
+from swift.train.training_data import report_data
 
 if TYPE_CHECKING:
     from swift.data.batch import Batch

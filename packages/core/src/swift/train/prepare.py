@@ -21,39 +21,28 @@ from swift.config.incompatibilities import uneven_batch
 from swift.config.sections import Config
 from swift.contracts import (
     BatchSchedule,
-    DataFacts,
     ModelRole,
     Objective,
     OpenedRun,
-    RejectedSamples,
     RequestedRun,
     Run,
     fitting_roles,
 )
-from swift.data.encode import SampleEncoder
-from swift.data.encodings import encoding_of
-from swift.data.media_tokens import MediaRules
-from swift.data.pipeline import DataPreparation, PreparedData, media_kinds, media_tokens_of
+from swift.data.pipeline import PreparedData, media_kinds
 from swift.data.store import ReferencedSamples, hash_of
-from swift.errors import ConfigError, DataError
-from swift.models.classes import has_encoder
 from swift.models.heads import exported
 from swift.models.low_bit import adapters_as_trained, as_trained
 from swift.models.media import ProcessorReader
 from swift.models.media_processor import MediaProcessor
-from swift.models.parts import ALIGNER, VIT, frozen_parts
-from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
 from swift.models.source import as_exported, open_source
 from swift.optim.schedule import Schedule
-from swift.parsing.capabilities import lacking_media
 from swift.parsing.tasks import CAUSAL_LM
 from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, observers_of
 from swift.plugins.objective import make_objective
-from swift.plugins.tuner import tuner_of
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -82,10 +71,10 @@ from swift.train.scheduling import (
     batch_schedule_of,
 )
 from swift.train.send_weights import send_weights
+from swift.train.training_data import check_encoder, check_positions, open_data
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource, TrainState, WeightStream
-    from swift.data.encodings import Encoding
     from swift.models.source import HfSource
     from swift.parsing import Parsed
 
@@ -280,7 +269,16 @@ def open_training_data(
     """Read, encode and check the data sets."""
     setup, source, images = opened.setup, opened.source, opened.images
     run, objective = setup.run, opened.objective
-    data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, images=images)
+    data = open_data(
+        run,
+        setup.hooks.capabilities,
+        setup.comms,
+        source.tokenizer,
+        objective.encoding,
+        rows,
+        validation_rows,
+        images=images,
+    )
     reader = None
     if images is not None and (kinds := media_kinds(data)):
         reader = ProcessorReader.of(source, images, run.config.data, kinds)
@@ -399,83 +397,6 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def open_data(
-    setup: Setup,
-    tokenizer: Any,
-    encoding: str | Encoding,
-    rows: Sequence[Any] | None,
-    validation_rows: Sequence[Any] | None,
-    *,
-    images: MediaRules | None = None,
-) -> PreparedData:
-    """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
-    run, comms = setup.run, setup.comms
-    tokens = media_tokens_of(
-        images, run.config.data, lambda kind: lacking_media(setup.hooks.capabilities, run.config, kind)
-    )
-    encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding), tokens)
-    preparation = DataPreparation(encoder, run.config.train.order_seed, run.say, comms.barrier, run.topology.is_main)
-    data = preparation.prepare(rows, validation_rows)
-    _check_same_data(run.config, data, comms)
-    if data.stream is None:
-        report_data(run, data)
-    if data.train is not None:
-        for line in encoder.encoding.remarks(data.train.samples):
-            run.say(line)
-    return data
-
-
-def check_positions(run: OpenedRun, model_config: Any, data: PreparedData) -> None:
-    """Refuse samples that are longer than the model has positions; what a stream will bring is not known."""
-    name = run.config.model.path or "the model"
-    stores = [part.store for part in (data.train, data.validation) if part is not None]
-    longest = max((store.longest for store in stores), default=0)
-    note = check_longest(longest, model_config, name)
-    if data.stream is not None:
-        note = note or limit_note(run.config.data.max_length, model_config, name)
-    if note is not None:
-        run.say(note)
-
-
-def check_encoder(config: Config, source: ModelSource, *, has_media: bool) -> None:
-    """Refuse to train an encoder on data without images: nothing would reach it."""
-    tuner = config.tuner
-    if not has_media and has_encoder(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
-        raise ConfigError(
-            "tuner.freeze_vit or tuner.freeze_aligner is false, and no row of the data has an image: nothing would "
-            "reach what they leave to train.",
-            hint="Leave them out, or name a data set with images.",
-        )
-    for name, part in (("vit_lr", VIT), ("aligner_lr", ALIGNER)):
-        if getattr(config.optim, name) is None:
-            continue
-        if not has_media:
-            raise ConfigError(
-                f"optim.{name} is a learning rate for what only images reach, and no row of the data has an image.",
-                hint="Leave it out, or name a data set with images.",
-            )
-        if part in frozen_parts(tuner, tuner_of(tuner).options):
-            raise ConfigError(
-                f"optim.{name} is a learning rate for weights that stay as they are.",
-                hint=f"Add --freeze_{part} false, or leave it out.",
-            )
-
-
-def report_data(run: OpenedRun, data: PreparedData) -> None:
-    """Print the data report, which of a stream is complete only at the end."""
-    for line in data.report.lines():
-        run.say(line)
-    rejected = {
-        reason: RejectedSamples(each.count, f"{each.location}: {each.detail}")
-        for reason, each in data.report.rejected.items()
-    }
-    held_out = validation = 0
-    if data.validation is not None:
-        is_part = data.train is not None and data.validation.store is data.train.store
-        held_out, validation = (len(data.validation.samples), 0) if is_part else (0, len(data.validation.samples))
-    run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
-
-
 def load_model(setup: Setup, run: Run, source: ModelSource) -> tuple[Run, TrainState]:
     """Let the backend build, distribute and fill the model; return the run that can send its weights to engines."""
     hooks = setup.hooks
@@ -499,22 +420,6 @@ def score_reference(
     for each in (samples.train, samples.validation):
         if isinstance(each, ReferencedSamples):
             scores.fill(each, lambda dataset: in_order(run, dataset, objective))
-
-
-def _check_same_data(config: Config, data: PreparedData, comms: Comms) -> None:
-    """Raise the same error on every process when one of them read another content than rank 0 did."""
-    prepared = {"training": (data.train, config.data.train), "validation": (data.validation, config.data.validation)}
-    mine = {kind: part.samples.fingerprint for kind, (part, _) in prepared.items() if part is not None}
-    everyone = comms.gather(mine)
-    for rank, theirs in enumerate(everyone):
-        for kind in mine:
-            if theirs[kind] != everyone[0][kind]:
-                names = ", ".join(prepared[kind][1]) or "the rows in memory"
-                raise DataError(
-                    f"The {kind} data of rank {rank} is not that of rank 0: {names} changed while it was being read, "
-                    "or differs between machines.",
-                    hint="Start again when nothing writes to it any more, with the same files on every machine.",
-                )
 
 
 def _data_fingerprint(config: Config, data: PreparedData) -> str:
