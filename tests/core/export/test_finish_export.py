@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_runs import conversations, run_training
 
 from swift.errors import PluginError
 from swift.export.objective import add_files_of_objective
 
 GREETING = """
-from swift import Section
+from swift import LossSums, Section
 from swift.objectives.base import PerSampleObjective
 
 
@@ -24,7 +25,8 @@ class Greeting(PerSampleObjective):
     options_model = Options
 
     def loss(self, view, batch):
-        raise NotImplementedError
+        loss = -(view.token_logps * batch.weights).sum()
+        return LossSums(loss)
 
     def finish_export(self, context):
         if self.options.greeting == "bad":
@@ -77,3 +79,10 @@ def test_missing_objective_is_noted_in_exports(without_objectives: None, tmp_pat
 def test_objectives_without_files_change_nothing(tmp_path: Path) -> None:
     assert exported(tmp_path / "export", {"name": "dpo"}) == []
     assert [file.name for file in (tmp_path / "export").iterdir()] == ["config.json"]
+
+
+def test_export_after_training_has_system_message(greeting: None, tiny: Path, tmp_path: Path) -> None:
+    """The objective learns of `data.system` at the end of a run as by `swift export`."""
+    settings = {"objective.name": "greeting", "export.to": "hf", "data.system": "Be brief.", "train.max_steps": 1}
+    run = run_training(tiny, tmp_path / "output", conversations(4), settings)
+    assert (run.folder / "export-hf" / "greeting.txt").read_text() == "Hi Be brief. True"
