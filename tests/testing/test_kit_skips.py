@@ -9,7 +9,7 @@ import pytest
 
 from swift.backends.torch.plugin import DataParallelBackend
 from swift.contracts import Need
-from swift.train import prepare
+from swift.train import training_data
 from swift_testing import Layout
 from swift_testing.cases import BY_NAME
 from swift_testing.checks import Checks, near
@@ -47,7 +47,7 @@ def test_unclaimed_images_are_refused_on_every_rank(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(DataParallelBackend, "capabilities", text)
     Checks(Trials("torch", tmp_path), [two]).refuses_media(two)
     # Whoever trains on what it does not claim is caught.
-    monkeypatch.setattr(prepare, "lacking_media", lambda *_: None)
+    monkeypatch.setattr(training_data, "lacking_media", lambda *_: None)
     with pytest.raises(AssertionError, match="the plan was not refused"):
         Checks(Trials("torch", tmp_path / "unrefused"), [two]).refuses_media(two)
 
