@@ -35,11 +35,14 @@ class ModelSource(Protocol):
     def names(self) -> list[str]:
         """Hugging Face names of all weights, tied ones once."""
 
+    def extra_names(self) -> list[str]:
+        """Names of weights on disk that are no part of the model, which training leaves alone and exports keep."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one weight, without reading it."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one weight, from disk."""
+        """Return one weight, or an extra one, from disk."""
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
         """Return the transformers module; with `weights=False` on the meta device, uninitialised."""

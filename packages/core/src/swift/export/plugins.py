@@ -30,11 +30,15 @@ class HuggingFaceExporter:
             weights = merged(source, weights, request.adapter)
         dtypes = export_dtypes(source, request.options.dtype)
         specs = {name: TensorSpec(dtypes[name], source.shape(name)) for name in source.names()}
+        extra = {name: source.read(name) for name in source.extra_names()}  # mapped from the file
+        specs |= {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in extra.items()}
         shard_bytes = int(request.options.shard_size_gb * 10**9)
         with ShardedSafetensorsWriter(request.destination, specs, shard_bytes=shard_bytes) as writer:
             for name, tensor in weights:
                 writer.write(name, tensor)
                 del tensor  # before the next one is read
+            for name, tensor in extra.items():
+                writer.write(name, tensor)
             writer.finish()
         source.write_assets(request.destination, main_dtype(dtypes.values()))
         return request.destination

@@ -69,6 +69,8 @@ def write_quantised(
 
     section = ModelSection(path=str(unquantised), trust_remote_code=trusted(job.source))
     source: HfSource = open_source(section, say=job.say)
+    if extra := source.extra_names():
+        job.say(f"{len(extra)} weights that are not part of the model are left out, first: {extra[0]}")
     prompts = fixed_prompts(source)
     request = QuantizeRequest(
         source=source,

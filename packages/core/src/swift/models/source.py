@@ -155,16 +155,35 @@ class HfSource:
         return self.name_map.owner(name)[1].shape
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one weight, in the precision of the file (random ones in fp32)."""
+        """Return one weight, or an extra one, in the precision of the file (random ones in fp32)."""
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
+        if name in self._unused:
+            return self._files.read(name)
         if name == VALUE_HEAD or (name == HEAD and self.lacks_head):
             return initial_head(self.shape(name), seed=self._seed)
         stored = self._stored_name(name)
         tensor = self._files.read(stored)
         check_finite(stored, tensor, self.folder)
         return tensor
+
+    def extra_names(self) -> list[str]:
+        """Names of weights in the files that training leaves alone and exports keep, such as those of drafting layers.
+
+        None of a model that is exported for another task, or out of a quantised folder: they would not fit.
+        """
+        return [] if self.task != CAUSAL_LM or "quantization_config" in self._config_json else self._unused
+
+    @cached_property
+    def _unused(self) -> list[str]:
+        """Names in the files for which the model has no parameter or buffer."""
+        if self.random:
+            return []
+        tensors = (*self._skeleton.named_parameters(remove_duplicate=False), *self._skeleton.named_buffers())
+        names = {*self.names(), *(name for name, _ in tensors)}
+        known = {spelling for name in names for spelling in self.spellings(name)}
+        return [name for name in self._files.names() if name not in known and not self._is_dropped(name)]
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
         """Return the transformers module; with `weights=False` on the meta device, uninitialised.
@@ -432,9 +451,6 @@ class HfSource:
                 f"{self.folder} lacks weights of the model: {listed(missing)}.",
                 hint="Check that config.json belongs to these weights and that this is a causal language model.",
             )
-        extra = sorted(name for name in info["unexpected_keys"] if not self._is_dropped(name))
-        if extra:
-            self._say(f"{len(extra)} weights in {self.folder} are not part of the model, first: {extra[0]}")
         loaded: torch.nn.Module = model
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)

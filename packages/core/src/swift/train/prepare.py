@@ -244,6 +244,11 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
     with waiting(f"Opening {run.config.model.path}"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     hooks.swift_check_model(run, source.config)
+    if extra := source.extra_names():
+        run.say(
+            f"{len(extra)} weights in {source.folder} are not trained, and exports keep them: "
+            f"{source.config.model_type} has no modules for them in transformers. First: {extra[0]}"
+        )
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
     run = replace(run, config=config)
     objective = make_objective(

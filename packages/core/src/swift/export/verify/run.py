@@ -83,7 +83,7 @@ def can_verify(folder: Path) -> bool:
 def verify_export(job: ExportJob, expected: Digests, reference: Reference) -> dict[str, Any]:
     """Compare, write `verification.json`, and return its content; `ExportError` names the first difference."""
     folder, source = job.temporary, job.source
-    _compare_weights(folder, expected.found)
+    _compare_weights(folder, expected.found, source)
     model = reload(folder, source)
     outputs = module_outputs(model, reference.prompts, source)
     tolerance, whole, media = tolerance_of(expected.dtype), not is_adapter(folder), None
@@ -120,12 +120,12 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(weight_map.values()))]
 
 
-def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
-    left = dict(expected)
+def _compare_weights(folder: Path, expected: Mapping[str, str], source: ModelSource) -> None:
+    left, extra = dict(expected), set(source.extra_names())
     for path in _weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
-                original = left.pop(name, None)
+                original = _digest(source.read(name)) if name in extra else left.pop(name, None)
                 if original is None:
                     raise ExportError(f"The export in {folder} has a weight that was not trained: {name}.")
                 if _digest(file.get_tensor(name)) != original:
@@ -149,7 +149,8 @@ def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
     model, info = _loader(source).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trusted(source)
     )
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    extra = "unexpected_keys" if source.extra_names() else None  # by other names than on disk
+    for kind in {"missing_keys", "unexpected_keys", "mismatched_keys"} - {extra}:
         if info[kind]:
             raise ExportError(
                 f"The export in {folder} does not load: {kind.replace('_', ' ')} {sorted(info[kind])[0]}."
