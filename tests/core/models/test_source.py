@@ -276,14 +276,6 @@ def test_weight_shape_mismatch_is_refused(folder: Path) -> None:
         opened(folder).build(dtype=torch.float32)
 
 
-def test_weights_that_are_not_part_of_the_model_are_reported(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors") | {"mtp.extra.weight": torch.zeros(3)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    said: list[str] = []
-    open_source(ModelSection(path=str(folder)), say=said.append).build(dtype=torch.float32)
-    assert any("mtp.extra.weight" in line for line in said)
-
-
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder: Path) -> None:
     write_tokenizer(folder, tokens=70)
     with pytest.raises(ModelError, match="70 tokens, but the model's vocabulary has 64"):

@@ -13,23 +13,27 @@ from contextlib import contextmanager
 from typing import Any
 
 from swift.contracts import RequestedRun
-from swift.errors import UnsupportedLayout, did_you_mean
+from swift.errors import UnsupportedLayout
 from swift.models.positions import rope_by_length
 
 TRAINED = (
-    *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "glm4", "glm4_moe", "glm4_moe_lite", "hy_v3", "llama"),
-    *("minimax_m2", "mistral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "glm4", "glm4_moe", "glm4_moe_lite", "hy_v3", "llama"),
+    *("minimax_m2", "mistral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "solar_open"),
 )
 """Text models of transformers that are trained here; a test compares each with transformers."""
 WITH_ENCODERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Architectures whose vision encoders are run here."""
-LIKE_LLAMA = ("mistral",)
-"""Architectures that the bridge's tables leave out though their layers and names are Llama's."""
+LIKE_KNOWN = ("cwm", "mistral", "seed_oss", "solar_open")
+"""Architectures that the bridge's tables leave out though their layers and names are those of others in them."""
+_WITH_ENCODER = "mcore-bridge converts it only with a vision encoder that this backend does not run"
 _SPARSE = "its sparse attention needs megatron-core 0.17, and this backend runs on 0.16"
 REFUSED = {
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
     "glm_moe_dsa": _SPARSE,
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "llama4_text", "qwen4_exp_text"), _WITH_ENCODER),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _WITH_ENCODER),
+    "nemotron_h": "its Mamba layers need a GPU and mamba-ssm, with which no test here has trained them",
     "ernie4_5_moe": "its router corrects softmax scores, and Megatron-Core corrects sigmoid scores only",
 }
 """Architectures that mcore-bridge names and that do not train with this Megatron-Core, and why."""
@@ -49,7 +53,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.(.+)")
 
 def check_architecture(run: RequestedRun, model_config: Any) -> None:
     """Refuse an architecture of transformers that Megatron does not train; the bridge decides about other code."""
-    kind = model_config.get_text_config().model_type
+    kind = model_config.model_type
     if kind in REFUSED:
         raise UnsupportedLayout(f"Megatron does not train {kind}: {REFUSED[kind]}.", hint=HINT)
     if kind in ON_GPU and not run.planned_only:
@@ -64,7 +68,6 @@ def check_architecture(run: RequestedRun, model_config: Any) -> None:
             f"positions ({rope}) depend on the length of each sample.",
             hint=f"{HINT[:-1]}, or lower --max_length.",
         )
-    kind = model_config.model_type
     native = type(model_config).__module__.startswith("transformers.")
     if native and kind not in (*TRAINED, *WITH_ENCODERS, *ON_GPU):
         raise not_known(kind, encodes_images=getattr(model_config, "vision_config", None) is not None)
@@ -79,7 +82,8 @@ def not_known(kind: str, *, encodes_images: bool = False) -> UnsupportedLayout:
         )
     names = sorted({*TRAINED, *WITH_ENCODERS})
     return UnsupportedLayout(
-        f"Megatron does not train the architecture {kind}.{did_you_mean(kind, names)} It trains: {', '.join(names)}.",
+        f"Megatron does not train {kind}: mcore-bridge does not convert this architecture. It trains: "
+        f"{', '.join(names)}.",
         hint=HINT,
     )
 

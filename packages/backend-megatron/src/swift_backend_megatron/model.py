@@ -35,7 +35,7 @@ from swift.toolkit import (
 from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.architectures import (
-    LIKE_LLAMA,
+    LIKE_KNOWN,
     WITH_ENCODERS,
     as_refusal,
     check_settings,
@@ -221,7 +221,7 @@ def _architecture(model_type: str) -> Any:
     """Return the bridge's record of an architecture; raise UnsupportedLayout for one that it does not know."""
     from mcore_bridge.model.register import ModelMeta, get_mcore_model_type, get_model_meta, register_model
 
-    for name in LIKE_LLAMA:
+    for name in LIKE_KNOWN:
         if get_mcore_model_type(name) is None:
             register_model(ModelMeta(name, [name]), exist_ok=True)
             from mcore_bridge.model import register
