@@ -35,6 +35,7 @@ from swift.toolkit import (
 )
 from swift_backend_fsdp import gradients
 from swift_backend_fsdp.config import FsdpConfig
+from swift_backend_fsdp.expert_parallel import shard_experts
 from swift_backend_fsdp.gradients import TrainedShard
 from swift_backend_fsdp.model import MetaModel
 from swift_backend_fsdp.tensor_parallel import shard_tensors
@@ -79,12 +80,13 @@ class FsdpState(TorchState):
     parts: list[TrainedShard]
 
     def distribute(self, run: Run, model: MetaModel) -> ViewModule:
-        """Tensor parallel → FSDP, block by block → memory → weights."""
+        """Tensor or expert parallel → FSDP, block by block → memory → weights."""
         options, meshes, view = run.options(FsdpConfig), meshes_of(run), model.view
         self.meshes, self.reduces_each = meshes, options.reduce == "micro_batch"
         self.partial = shard_tensors(run, view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
+        experts = shard_experts(view.model, meshes.ep) if meshes.ep is not None else []
         self.root = root = FsdpRoot(view)
-        _fully_shard(root, model.blocks, meshes, options, self.arithmetic)
+        _fully_shard(root, model.blocks, experts, meshes, options, self.arithmetic)
         if not model.filled:
             _allocate(root, "cpu" if options.offload else self.arithmetic.device, buffers=meshes.fsdp.device_type)
             fill(run, view.model, model.source, _keep)
@@ -233,7 +235,12 @@ def _check(root: FsdpRoot, meshes: Meshes) -> None:
 
 
 def _fully_shard(
-    root: FsdpRoot, blocks: list[nn.Module], meshes: Meshes, options: FsdpConfig, arithmetic: Arithmetic
+    root: FsdpRoot,
+    blocks: list[nn.Module],
+    experts: list[nn.Module],
+    meshes: Meshes,
+    options: FsdpConfig,
+    arithmetic: Arithmetic,
 ) -> None:
     compute = None if arithmetic.compute is torch.float32 else arithmetic.compute
     offload: OffloadPolicy = OffloadPolicy()
@@ -245,6 +252,8 @@ def _fully_shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False),
         "offload_policy": offload,
     }
+    for each in experts:  # of which fewer processes have the same ones
+        fully_shard(each, reshard_after_forward=options.reshard_after_forward, **{**settings, "mesh": meshes.experts})
     for block in blocks:
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
     model = base_model(root.view.model)
