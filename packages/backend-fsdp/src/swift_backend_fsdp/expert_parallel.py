@@ -41,9 +41,9 @@ def shard_experts(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
 def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield modules with 3-D parameters that are called with three arguments: tokens, indices and weights."""
     for name, module in model.named_modules():
-        if any(each.ndim == 3 for each in module.parameters(recurse=False)):
-            if len(inspect.signature(module.forward).parameters) == 3:
-                yield name, module
+        stacked = any(each.ndim == 3 for each in module.parameters(recurse=False))
+        if stacked and len(inspect.signature(module.forward).parameters) == 3:
+            yield name, module
 
 
 def _check(name: str, module: nn.Module, ways: int) -> None:
@@ -79,6 +79,7 @@ class ExpertParallel:
             setattr(module, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
         module.forward = self.forward
 
+    @torch.compiler.disable  # how many tokens come is known only when they do
     def forward(self, *given: Any, **named: Any) -> torch.Tensor:
         """Return what all experts make of these tokens, wherever the experts are."""
         tokens, indices, weights = self.signature.bind(*given, **named).args

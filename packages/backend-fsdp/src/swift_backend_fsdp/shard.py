@@ -194,6 +194,18 @@ class FsdpState(TorchState):
         gathered: torch.Tensor = parameter.detach().to(self.arithmetic.device).full_tensor()  # type: ignore[attr-defined]
         return gathered
 
+    def part(self, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:
+        """Gather one expert: a layer's experts may be more than a device has room for."""
+        if not isinstance(parameter, DTensor) or self.meshes.sizes.tp > 1:
+            return super().part(piece, parameter)
+        gathered = torch.zeros(piece.shape, device=self.arithmetic.device)
+        for offset, held in self.slices(piece, parameter).slices.items():
+            region = tuple(slice(start, start + size) for start, size in zip(offset, held.shape, strict=True))
+            gathered[region] = held.to(gathered)
+        # Each value is zero on all processes but one: as integers they are added up bit by bit.
+        dist.all_reduce(gathered.view(torch.int32), group=self.meshes.shards)
+        return gathered
+
 
 def local_slice(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
     """Return this process's shard of a tensor, and its location.
