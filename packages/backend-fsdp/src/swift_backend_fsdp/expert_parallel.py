@@ -48,6 +48,11 @@ def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _check(name: str, module: nn.Module, ways: int) -> None:
     """Refuse a module that is not a stack of experts, in all that it holds."""
+    if {"base_layer", "original_module", "modules_to_save"} & {*name.split(".")}:
+        raise UnsupportedLayout(
+            f"{name} has adapters or a copy that is trained, which expert parallel does not distribute.",
+            hint=f"{_HINT} Or remove the experts from tuner.targets.",
+        )
     count = getattr(module, "num_experts", None)
     if not isinstance(count, int):
         raise UnsupportedLayout(f"{name} does not tell how many experts it has.", hint=_HINT)
