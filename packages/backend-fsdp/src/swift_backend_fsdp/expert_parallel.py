@@ -102,7 +102,8 @@ class ExpertParallel:
         send, receive = torch.stack((loads.sum(1), incoming.sum(1))).tolist()
         # What stands behind the last expert is routed to none, and comes back as nothing.
         order = order[: sum(send)]
-        own = torch.arange(loads.shape[1], device=order.device).repeat(self.ways).repeat_interleave(incoming.flatten())
+        own = torch.arange(loads.shape[1], device=order.device).repeat(self.ways)
+        own = own.repeat_interleave(incoming.flatten(), output_size=sum(receive))
         rows, scales = exchanged(
             (tokens.flatten(0, -2)[order // indices.shape[-1]], weights.flatten()[order]), send, receive, self.group
         )

@@ -278,10 +278,13 @@ def _fully_shard(
             # Losses are divided by the weight of the global batch: gradients are added up, never averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    sharded: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for index, each in enumerate(sharded if options.prefetch > 1 else ()):
-        each.set_modules_to_forward_prefetch(sharded[index + 1 : index + 1 + options.prefetch])
-        each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
+    units = [[each for each in block.modules() if isinstance(each, FSDPModule)] for block in blocks]
+    # Between experts and the next block, the host waits to hear how many tokens come: nothing is prefetched by itself.
+    for index, (block, *_) in enumerate(units if options.prefetch > 1 or (experts and options.prefetch) else ()):
+        following = units[index + 1 : index + 1 + options.prefetch]
+        before = units[max(0, index - options.prefetch) : index][::-1]
+        block.set_modules_to_forward_prefetch([each for unit in following for each in unit])
+        block.set_modules_to_backward_prefetch([each for unit in before for each in unit])
 
 
 def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> None:

@@ -72,6 +72,12 @@ def check_plan(run: RequestedRun) -> None:
             "Megatron takes the GPU where there is one, and backend.device is cpu.",
             hint="Hide the GPU before Python starts: CUDA_VISIBLE_DEVICES= swift ...",
         )
+    if config.model.experts_impl != "auto":
+        raise UnsupportedLayout(
+            f"model.experts_impl {config.model.experts_impl} is code of transformers, and Megatron has its own for "
+            "experts.",
+            hint="Type --model.experts_impl auto",
+        )
     if parallel.sequence_parallel and parallel.tp == 1:
         raise UnsupportedLayout(
             "Megatron's sequence parallelism shards activations over the tensor parallel processes, and "
