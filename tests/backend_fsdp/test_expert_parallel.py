@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import type_cells
 from processes import on_processes, succeeded
 from safetensors.torch import load_file, save_file
 from tiny_runs import run_training
-from tiny_types import write_tiny
-from type_cells import LORA, ROWS, Cell, Subject, verdicts
+from tiny_types import NOT_MADE, tiny_config, types, write_tiny
+from type_cells import LORA, ROWS, Cell, Subject, slug, verdicts
 
 from swift.errors import UnsupportedLayout
+from swift.models.sizes import experts_of
+from swift.planning import planned_backends
+from swift_plan.memory import StagesOf
+from swift_plan.shape import shape_of
+from swift_plan.workload import Workload
 
 EP = {"parallel.ep": 2, "backend.name": "fsdp"}
 LAYOUTS = {
@@ -109,6 +115,47 @@ def test_process_holds_its_experts_alone(tmp_path: Path) -> None:
         assert {shape[0] for shape in stacks} == {2}
         assert largest == 32 * 64
         assert same
+
+
+@pytest.mark.full
+def test_plan_counts_what_a_process_holds(tmp_path: Path) -> None:
+    """Experts are shared by fewer processes than all other weights: by two of four."""
+    model = write_tiny("qwen3_moe", tmp_path / "model")
+    settings = {"model.path": str(model), "tuner.kind": "full", "model.dtype": "float32", **EP}
+
+    def held() -> int:
+        from swift.parsing import config_from_mapping
+        from swift.train.prepare import open_job
+
+        with open_job(config_from_mapping(settings), rows=ROWS) as job:
+            state: Any = job.state
+            return sum(each.local.numel() * each.local.element_size() for each in state.parts)
+
+    words = ["--model", str(model), "--backend", "fsdp", "--train_type", "full", "--torch_dtype", "float32"]
+    planned = planned_backends(words, "sft")[0][0]
+    run = planned.run({"ep": 2}, 4)
+    work = Workload.of(planned, processes=4, on_cpu=True)
+    shape = shape_of(json.loads((model / "config.json").read_text()), "tiny")
+    (stage,) = StagesOf(planned, shape, work).under(planned.layout(run))
+    told = planned.memory(run, stage.weights)
+    assert told is not None
+    (answers,) = on_processes(4, held)
+    assert max(succeeded(answers)) == pytest.approx(told["weights"], rel=0.02)
+    assert told["optimizer"] == pytest.approx(2 * told["weights"])
+
+
+@pytest.mark.rare
+def test_every_type_with_experts_is_listed(tmp_path: Path) -> None:
+    """All mixtures of transformers train distributed, but for these, which are refused."""
+    refused = {"doge", "jamba", "jetmoe", "llama4", "llama4_text", "longcat_flash"}
+    mixtures = [name for name in types() if name not in NOT_MADE and experts_of(tiny_config(name).get_text_config())]
+    subjects = [Subject(name, tmp_path / slug(name)) for name in mixtures]
+    found = dict(zip(mixtures, verdicts(LAYOUTS["experts alone"], subjects), strict=True))
+    others = {name: str(verdict) for name, verdict in found.items() if verdict.result != "equal"}
+    assert {name: verdict.partition(":")[0] for name, verdict in others.items()} == dict.fromkeys(refused, "refused"), (
+        others
+    )
+    assert len(found) >= 50
 
 
 @pytest.mark.parametrize(
