@@ -23,7 +23,12 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
         replicas = max(1, processes // here)
     own = ProcessLayout.of(config.parallel, processes, replicas=replicas)
-    if own.ep > 1 and (own.shard * own.sequence) % own.ep:
+    if own.tp > 1 and own.ep > 1:
+        raise UnsupportedLayout(
+            "FSDP has expert parallel or tensor parallel, not both.",
+            hint="Type --parallel.tp 1, or for both --backend megatron",
+        )
+    if (own.shard * own.sequence) % own.ep:
         kept = " in each replica" if own.replicate > 1 else ""
         raise UnsupportedLayout(
             f"parallel.ep {own.ep} does not divide the {own.shard * own.sequence} processes that share the model"
@@ -48,11 +53,6 @@ def check_plan(run: RequestedRun) -> None:
         raise UnsupportedLayout(
             "parallel.cp and parallel.ulysses both shard sequences, and cannot be combined.",
             hint=f"Type --parallel.cp {parallel.cp * parallel.ulysses} --parallel.ulysses 1, or the other way round.",
-        )
-    if parallel.tp > 1 and parallel.ep > 1:
-        raise UnsupportedLayout(
-            "FSDP has expert parallel or tensor parallel, not both.",
-            hint="Type --parallel.tp 1, or for both --backend megatron",
         )
     if parallel.tp > 1 and tuner.quantize != "none":
         raise UnsupportedLayout(
