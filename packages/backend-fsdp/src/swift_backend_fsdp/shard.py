@@ -196,14 +196,15 @@ class FsdpState(TorchState):
 
     def part(self, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:
         """Gather one expert: a layer's experts may be more than a device has room for."""
-        if not isinstance(parameter, DTensor) or self.meshes.sizes.tp > 1:
+        if not isinstance(parameter, DTensor):
             return super().part(piece, parameter)
         gathered = torch.zeros(piece.shape, device=self.arithmetic.device)
-        for offset, held in self.slices(piece, parameter).slices.items():
+        adds = gradients.is_sharded(parameter) or self.meshes.tp.get_local_rank() == 0
+        for offset, held in self.slices(piece, parameter).slices.items() if adds else ():
             region = tuple(slice(start, start + size) for start, size in zip(offset, held.shape, strict=True))
             gathered[region] = held.to(gathered)
         # Each value is zero on all processes but one: as integers they are added up bit by bit.
-        dist.all_reduce(gathered.view(torch.int32), group=self.meshes.shards)
+        dist.all_reduce(gathered.view(torch.int32), group=self.meshes.parts)
         return gathered
 
 
