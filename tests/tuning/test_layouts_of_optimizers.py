@@ -116,8 +116,9 @@ def test_muon_updates_each_expert_separately(tmp_path: Path) -> None:
     """Muon updates each expert by itself wherever its rows lie."""
     model = write_model(tmp_path / "tiny", architecture="Qwen3Moe", **EXPERTS)
     (expected,) = on_processes(1, partial(trained, model, tmp_path / "torch", "muon", {}))
-    plans = (FSDP, {**FSDP, "parallel.ep": 2})
-    for answers in on_processes(2, *(partial(trained, model, tmp_path / "runs", "muon", plan) for plan in plans)):
+    plans = {"runs": FSDP, "expert parallel": {**FSDP, "parallel.ep": 2}}
+    jobs = [partial(trained, model, tmp_path / name, "muon", plan) for name, plan in plans.items()]
+    for answers in on_processes(2, *jobs):
         assert_same(succeeded(answers)[0], succeeded(expected)[0])
 
 
