@@ -110,7 +110,8 @@ class ExpertParallel:
         (results,) = exchanged((self._computed(rows, own, scales),), receive, send, self.group)
         blank = results.new_zeros(chosen.shape[0], results.shape[-1])
         summed = blank.index_put((order,), results).unflatten(0, (-1, indices.shape[-1])).sum(1)
-        return summed.view(*tokens.shape[:-1], -1)
+        # Not a view, where it need not be: FSDP's hooks on it are lost when models add to a view in place.
+        return summed if tokens.ndim == 2 else summed.unflatten(0, tokens.shape[:-1]).clone()
 
     def _computed(self, rows: torch.Tensor, own: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Call the model's own function with local weights, and with one expert for each row."""
