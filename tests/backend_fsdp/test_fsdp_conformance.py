@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, HEADED_LORA, MIXED_IMAGES, NEGATIVES_LORA, VIT, all_of_text, chosen, more
+from kit_cases import (
+    ALL_CASES,
+    HEADED_LORA,
+    MIXED_IMAGES,
+    NEGATIVES_LORA,
+    OF_TEXT,
+    OTHER_OPTIMIZER,
+    VIT,
+    all_of_text,
+    chosen,
+    more,
+)
 
-from swift_testing import BackendConformance, Layout
+from swift_testing import BackendConformance, ExpertConformance, Layout
 
 NO_DORA = frozenset({"dora"})
 
@@ -35,6 +46,28 @@ class TestFsdp(BackendConformance):
         Layout(
             2,
             {"dp_shard": 2},
+            {"backend.offload": True, "backend.reduce": "micro_batch"},
+            cases=chosen("accumulated", "lora"),
+        ),
+    )
+
+
+class TestFsdpExperts(ExpertConformance):
+    backend = "fsdp"
+    cases = OF_TEXT
+    preload = TestFsdp.preload
+    layouts = (
+        Layout(
+            2,
+            {"ep": 2},
+            cases=chosen("accumulated", "packed", "checkpointed", "dpo, lora", "reward", OTHER_OPTIMIZER, "bfloat16"),
+        ),
+        Layout(4, {"ep": 2, "dp_shard": 4}, cases=chosen("accumulated")),
+        Layout(4, {"ep": 2, "dp_replicate": 2, "dp_shard": 2}, cases=chosen()),
+        Layout(2, {"ep": 2, "cp": 2}, cases=chosen("packed")),
+        Layout(
+            2,
+            {"ep": 2},
             {"backend.offload": True, "backend.reduce": "micro_batch"},
             cases=chosen("accumulated", "lora"),
         ),

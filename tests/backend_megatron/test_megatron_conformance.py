@@ -9,7 +9,7 @@ import pytest
 from kit_cases import ALL_CASES, HEADED_LORA, IMAGES_LORA, OF_TEXT, OTHER_OPTIMIZER, VIT, all_of_text, chosen
 
 from swift.plugins.load import load_backend
-from swift_testing import BackendConformance, Layout
+from swift_testing import BackendConformance, ExpertConformance, Layout
 from swift_testing.cases import BY_NAME
 from swift_testing.checks import Checks
 from swift_testing.subjects import Subject
@@ -75,15 +75,12 @@ class TestMegatronStages(BackendConformance):
     )
 
 
-class TestMegatronExperts(BackendConformance):
+class TestMegatronExperts(ExpertConformance):
     """Of a mixture of experts, of which Megatron runs none that reads images."""
 
     backend = "megatron"
     cases = OF_TEXT
-    architecture = "Qwen3Moe"
-    shape: ClassVar = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
     preload = ("megatron_imported",)
-    deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
     layouts = (
         Layout(
             2,

@@ -93,11 +93,14 @@ PLACES = (
 )
 """In such an order that each differs from the next in its engine."""
 
+FSDP_EXPERTS = Place("FSDP EP2", FSDP, Layout(2, {"ep": 2}))
 EXPERT_PLACES = (
     _megatron("Megatron EP2", 2, ep=2),
     _zero("ZeRO-3", "zero3"),
     _megatron("Megatron EP2xPP2", 4, ep=2, pp=2),
     Place("FSDP 2", FSDP, Layout(2, {"dp_shard": 2})),
+    FSDP_EXPERTS,
+    PLACES[0],
 )
 
 
@@ -131,7 +134,7 @@ def _whole() -> Iterator[Pair]:
 
 def _covering() -> Iterator[Pair]:
     yield from _around("clipped", PLACES)
-    yield from _around("clipped", EXPERT_PLACES, EXPERTS)
+    yield from {*_around("clipped", EXPERT_PLACES, EXPERTS), *_both_ways("clipped", FSDP_EXPERTS, EXPERTS)}
     yield from _around("lora", PLACES[::5])
     yield from _around("dpo", PLACES[1::7])
     yield from _around("dpo, lora", PLACES[3::5])
@@ -144,3 +147,11 @@ def _around(case: str, places: Sequence[Place], subject: Subject = DENSE) -> Ite
     yield from (
         Pair(case, subject, wrote, reads) for wrote, reads in zip(places, (*places[1:], places[0]), strict=True)
     )
+
+
+def _both_ways(case: str, place: Place, subject: Subject) -> Iterator[Pair]:
+    """What one place saved, each other one goes on with, and the other way round."""
+    for other in EXPERT_PLACES:
+        if other is not place:
+            yield Pair(case, subject, place, other)
+            yield Pair(case, subject, other, place)

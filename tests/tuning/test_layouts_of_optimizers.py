@@ -116,8 +116,10 @@ def test_muon_updates_each_expert_separately(tmp_path: Path) -> None:
     """Muon updates each expert by itself wherever its rows lie."""
     model = write_model(tmp_path / "tiny", architecture="Qwen3Moe", **EXPERTS)
     (expected,) = on_processes(1, partial(trained, model, tmp_path / "torch", "muon", {}))
-    (answers,) = on_processes(2, partial(trained, model, tmp_path / "runs", "muon", FSDP))
-    assert_same(succeeded(answers)[0], succeeded(expected)[0])
+    plans = {"runs": FSDP, "expert parallel": {**FSDP, "parallel.ep": 2}}
+    jobs = [partial(trained, model, tmp_path / name, "muon", plan) for name, plan in plans.items()]
+    for answers in on_processes(2, *jobs):
+        assert_same(succeeded(answers)[0], succeeded(expected)[0])
 
 
 @pytest.mark.full

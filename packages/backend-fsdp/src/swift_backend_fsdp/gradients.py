@@ -26,8 +26,8 @@ class TrainedShard:
 
 def norm(parts: Sequence[TrainedShard], meshes: Meshes, device: torch.device) -> float:
     """Return the norm of the whole gradient: every element of the model counts once, wherever it is stored."""
-    sharded = _sum_of_squares([part for part in parts if _is_sharded(part)], device)
-    replicated = _sum_of_squares([part for part in parts if not _is_sharded(part)], device)
+    sharded = _sum_of_squares([part for part in parts if is_sharded(part.parameter)], device)
+    replicated = _sum_of_squares([part for part in parts if not is_sharded(part.parameter)], device)
     if meshes.sizes.tp > 1:
         dist.all_reduce(sharded, group=meshes.tp.get_group())
     total = sharded + replicated
@@ -55,9 +55,8 @@ def _sum_of_squares(parts: Sequence[TrainedShard], device: torch.device) -> torc
     return norms.to(device).double().square().sum()
 
 
-def _is_sharded(part: TrainedShard) -> bool:
+def is_sharded(parameter: torch.Tensor) -> bool:
     """Return whether tensor parallel processes hold different shards of the parameter."""
-    parameter = part.parameter
     if not isinstance(parameter, DTensor):
         return False
     names = parameter.device_mesh.mesh_dim_names or ()

@@ -10,7 +10,7 @@ from swift.config.sections import Config
 from swift.contracts import ProcessLayout, RequestedRun
 from swift.errors import UnsupportedLayout
 from swift.models.fp8 import check_fp8
-from swift.models.sizes import check_heads, check_widths
+from swift.models.sizes import check_experts, check_heads, check_widths
 
 
 def layout_of(config: Config, processes: int) -> ProcessLayout:
@@ -22,7 +22,20 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     if getattr(config.backend, "hybrid", False) and config.parallel.dp_shard is None:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
         replicas = max(1, processes // here)
-    return ProcessLayout.of(config.parallel, processes, replicas=replicas)
+    own = ProcessLayout.of(config.parallel, processes, replicas=replicas)
+    if own.tp > 1 and own.ep > 1:
+        raise UnsupportedLayout(
+            "FSDP has expert parallel or tensor parallel, not both.",
+            hint="Type --parallel.tp 1, or for both --backend megatron",
+        )
+    if (own.shard * own.sequence) % own.ep:
+        kept = " in each replica" if own.replicate > 1 else ""
+        raise UnsupportedLayout(
+            f"parallel.ep {own.ep} does not divide the {own.shard * own.sequence} processes that share the model"
+            f"{kept}.",
+            hint=f"Start with --nproc {own.replicate * own.ep} or a multiple, or lower --parallel.ep.",
+        )
+    return own
 
 
 def sizes_of(run: RequestedRun) -> ProcessLayout:
@@ -54,5 +67,6 @@ def check_plan(run: RequestedRun) -> None:
 
 def check_model(run: RequestedRun, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide."""
+    check_experts(model_config, run.config.parallel.ep)
     check_heads(model_config, run.config.parallel.tp)
     check_widths(model_config, run.config.parallel.tp)

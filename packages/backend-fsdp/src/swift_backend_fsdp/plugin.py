@@ -9,11 +9,11 @@ from swift_backend_fsdp.config import FsdpConfig
 
 
 class FsdpBackend(TorchBackend):
-    """PyTorch's FSDP2, alone or with tensor parallel, Ulysses or context parallel."""
+    """PyTorch's FSDP2, alone or with tensor, expert or context parallel, or Ulysses."""
 
     config_model = FsdpConfig
     capabilities = Capabilities(
-        parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ulysses"}),
+        parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ep", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset(Trains),
         quantisers=frozenset({"bnb-nf4", "bnb-fp4", "torchao-nf4"}),

@@ -35,6 +35,7 @@ from swift.toolkit import (
 )
 from swift_backend_fsdp import gradients
 from swift_backend_fsdp.config import FsdpConfig
+from swift_backend_fsdp.expert_parallel import shard_experts
 from swift_backend_fsdp.gradients import TrainedShard
 from swift_backend_fsdp.model import MetaModel
 from swift_backend_fsdp.tensor_parallel import shard_tensors
@@ -79,12 +80,13 @@ class FsdpState(TorchState):
     parts: list[TrainedShard]
 
     def distribute(self, run: Run, model: MetaModel) -> ViewModule:
-        """Tensor parallel → FSDP, block by block → memory → weights."""
+        """Tensor or expert parallel → FSDP, block by block → memory → weights."""
         options, meshes, view = run.options(FsdpConfig), meshes_of(run), model.view
         self.meshes, self.reduces_each = meshes, options.reduce == "micro_batch"
         self.partial = shard_tensors(run, view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
+        experts = shard_experts(view.model, meshes.ep) if meshes.ep is not None else []
         self.root = root = FsdpRoot(view)
-        _fully_shard(root, model.blocks, meshes, options, self.arithmetic)
+        _fully_shard(root, model.blocks, experts, meshes, options, self.arithmetic)
         if not model.filled:
             _allocate(root, "cpu" if options.offload else self.arithmetic.device, buffers=meshes.fsdp.device_type)
             fill(run, view.model, model.source, _keep)
@@ -192,6 +194,19 @@ class FsdpState(TorchState):
         gathered: torch.Tensor = parameter.detach().to(self.arithmetic.device).full_tensor()  # type: ignore[attr-defined]
         return gathered
 
+    def part(self, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:
+        """Gather one expert: a layer's experts may be more than a device has room for."""
+        if not isinstance(parameter, DTensor):
+            return super().part(piece, parameter)
+        gathered = torch.zeros(piece.shape, device=self.arithmetic.device)
+        adds = gradients.is_sharded(parameter) or self.meshes.tp.get_local_rank() == 0
+        for offset, held in self.slices(piece, parameter).slices.items() if adds else ():
+            region = tuple(slice(start, start + size) for start, size in zip(offset, held.shape, strict=True))
+            gathered[region] = held.to(gathered)
+        # Each value is zero on all processes but one: as integers they are added up bit by bit.
+        dist.all_reduce(gathered.view(torch.int32), group=self.meshes.parts)
+        return gathered
+
 
 def local_slice(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
     """Return this process's shard of a tensor, and its location.
@@ -233,7 +248,12 @@ def _check(root: FsdpRoot, meshes: Meshes) -> None:
 
 
 def _fully_shard(
-    root: FsdpRoot, blocks: list[nn.Module], meshes: Meshes, options: FsdpConfig, arithmetic: Arithmetic
+    root: FsdpRoot,
+    blocks: list[nn.Module],
+    experts: list[nn.Module],
+    meshes: Meshes,
+    options: FsdpConfig,
+    arithmetic: Arithmetic,
 ) -> None:
     compute = None if arithmetic.compute is torch.float32 else arithmetic.compute
     offload: OffloadPolicy = OffloadPolicy()
@@ -245,6 +265,8 @@ def _fully_shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False),
         "offload_policy": offload,
     }
+    for each in experts:  # of which fewer processes have the same ones
+        fully_shard(each, reshard_after_forward=options.reshard_after_forward, **{**settings, "mesh": meshes.experts})
     for block in blocks:
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
     model = base_model(root.view.model)
@@ -257,10 +279,13 @@ def _fully_shard(
             # Losses are divided by the weight of the global batch: gradients are added up, never averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    sharded: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for index, each in enumerate(sharded if options.prefetch > 1 else ()):
-        each.set_modules_to_forward_prefetch(sharded[index + 1 : index + 1 + options.prefetch])
-        each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
+    units = [[each for each in block.modules() if isinstance(each, FSDPModule)] for block in blocks]
+    # Between experts and the next block, the host waits to hear how many tokens come: nothing is prefetched by itself.
+    for index, (block, *_) in enumerate(units if options.prefetch > 1 or (experts and options.prefetch) else ()):
+        following = units[index + 1 : index + 1 + options.prefetch]
+        before = units[max(0, index - options.prefetch) : index][::-1]
+        block.set_modules_to_forward_prefetch([each for unit in following for each in unit])
+        block.set_modules_to_backward_prefetch([each for unit in before for each in unit])
 
 
 def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> None:

@@ -22,6 +22,10 @@ class Meshes:
     fsdp: DeviceMesh
     """What `fully_shard` is given: one dimension, or two where replicas are kept."""
     tp: DeviceMesh
+    experts: DeviceMesh | None
+    """The same for experts, under expert parallel: the processes that have the same ones."""
+    ep: DeviceMesh | None
+    """Processes that have other experts: neighbours among those of `shards`."""
     sequence: dist.ProcessGroup
     """Processes that share each sample."""
     slices: dist.ProcessGroup
@@ -49,10 +53,13 @@ def setup(run: RequestedRun) -> Topology:
     root = init_device_mesh(device.type, (sizes.replicate, sizes.shard, sizes.sequence, sizes.tp), mesh_dim_names=names)
     shard = root["data", "sequence"]._flatten("shard")
     slices = root["replicate", "data"]._flatten("slices")
+    experts, ep = _expert_meshes(device.type, sizes) if sizes.ep > 1 else (None, None)
     meshes = Meshes(
         sizes=sizes,
         fsdp=root["replicate", "shard"] if sizes.replicate > 1 else shard,
         tp=root["tp"],
+        experts=experts,
+        ep=ep,
         sequence=root["sequence"].get_group(),
         slices=slices.get_group(),
         shards=shard.get_group(),
@@ -66,6 +73,13 @@ def setup(run: RequestedRun) -> Topology:
         device=str(device),
         layout=sizes.named("dp_shard"),
     )
+
+
+def _expert_meshes(device: str, sizes: ProcessLayout) -> tuple[DeviceMesh, DeviceMesh]:
+    """Cut the shards of each replica once more, for experts: those that are sharded together, and expert parallel."""
+    shape = (sizes.replicate, sizes.expert_data // sizes.replicate, sizes.ep)
+    root = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "ep"))
+    return root["replicate", "shard"] if sizes.replicate > 1 else root["shard"], root["ep"]
 
 
 def teardown(run: RequestedRun) -> None:

@@ -8,7 +8,7 @@ from swift.config.own_options import LoraOptions
 from swift.config.sections import Config, ParallelSection
 from swift.contracts import ProcessLayout, RequestedRun
 from swift.errors import UnsupportedLayout
-from swift.models.sizes import check_widths, experts_of
+from swift.models.sizes import check_experts, check_widths, experts_of
 from swift.optim.selected import slots_of
 from swift_backend_megatron import fp8
 from swift_backend_megatron.architectures import check_architecture
@@ -71,6 +71,12 @@ def check_plan(run: RequestedRun) -> None:
         raise UnsupportedLayout(
             "Megatron takes the GPU where there is one, and backend.device is cpu.",
             hint="Hide the GPU before Python starts: CUDA_VISIBLE_DEVICES= swift ...",
+        )
+    if config.model.experts_impl != "auto":
+        raise UnsupportedLayout(
+            f"model.experts_impl {config.model.experts_impl} is code of transformers, and Megatron has its own for "
+            "experts.",
+            hint="Type --model.experts_impl auto",
         )
     if parallel.sequence_parallel and parallel.tp == 1:
         raise UnsupportedLayout(
@@ -187,13 +193,7 @@ def check_model(run: RequestedRun, model_config: Any) -> None:
     check_widths(model_config, tp)
     fp8.check_widths(options, text, tp)
     experts = experts_of(text)
-    for name, size in (("ep", parallel.ep), ("etp", parallel.etp)):
-        if size > 1 and not experts:
-            raise UnsupportedLayout(
-                f"parallel.{name} {size} distributes experts, and {text.model_type} has none.",
-                hint=f"Type --parallel.{name} 1",
-            )
-    _check_divisible(experts, "experts", "ep", parallel.ep)
+    check_experts(model_config, parallel.ep, parallel.etp)
     chosen = getattr(text, "num_experts_per_tok", None) or 1
     if options.moe_pad_to_capacity and (options.moe_capacity or 0) * chosen > experts > 0:
         raise UnsupportedLayout(

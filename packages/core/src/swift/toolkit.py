@@ -20,6 +20,7 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, decoder_blocks, meta_model
 from swift.models.classes import auto_class
+from swift.models.collectives import exchanged
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
@@ -118,6 +119,7 @@ __all__ = [
     "cut_modules",
     "decoder_blocks",
     "empty_slot",
+    "exchanged",
     "experts_of",
     "fill",
     "follow_launcher",

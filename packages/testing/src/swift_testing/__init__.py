@@ -4,6 +4,9 @@
         backend = "mine"
         layouts = (Layout(2), Layout(4))
 
+    class TestMyExperts(ExpertConformance):
+        backend = "mine"
+
     class TestMyEngine(EngineConformance):
         engine = "mine"
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from swift_testing.cases import CASES as CASES
     from swift_testing.cases import Case as Case
     from swift_testing.conformance import BackendConformance as BackendConformance
+    from swift_testing.conformance import ExpertConformance as ExpertConformance
     from swift_testing.engine_conformance import EngineConformance as EngineConformance
     from swift_testing.exporter_conformance import ExporterConformance as ExporterConformance
     from swift_testing.layouts import Layout as Layout
@@ -56,7 +60,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "cases": "CASES Case",
-        "conformance": "BackendConformance",
+        "conformance": "BackendConformance ExpertConformance",
         "engine_conformance": "EngineConformance",
         "exporter_conformance": "ExporterConformance",
         "layouts": "Layout",

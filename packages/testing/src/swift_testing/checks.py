@@ -37,6 +37,8 @@ AFTER_RESUME = min(3, STEPS - SAVED_AT)
 """Steps that are compared after a resume under another layout."""
 POISONED_STEP, POISONED_ROW = 3, 1
 PARALLEL = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "ulysses")
+EXPERTS = frozenset({"ep", "etp"})
+"""Those that only a mixture of experts has."""
 
 
 class Checks:
@@ -332,11 +334,11 @@ class Checks:
             assert refusal is not None, f"{settings} is not among the capabilities, and was not refused"
             assert refusal.message, f"{settings}: refused without a reason"
 
-    def claims_are_tried(self) -> None:
-        """Every dimension that the backend claims is part of a layout."""
+    def claims_are_tried(self, dimensions: frozenset[str]) -> None:
+        """Every one of these dimensions that the backend claims is part of a layout."""
         tried = {key for layout in self.layouts for key in layout.parallel}
         sharing = {"dp_replicate", "dp_shard"}
-        claimed = self.trials.capabilities.parallel
+        claimed = self.trials.capabilities.parallel & dimensions
         if claimed & sharing and any(layout.world > 1 and not layout.parallel for layout in self.layouts):
             tried |= {min(claimed & sharing)} if len(claimed & sharing) == 1 else set()
         untried = sorted(claimed - tried)

@@ -18,7 +18,7 @@ import pytest
 from swift.contracts import Capabilities
 from swift.plugins import load_plugin
 from swift_testing.cases import BY_NAME, CASES, DROPOUT, LORA_DROPOUT, RESUMED, Case
-from swift_testing.checks import Checks
+from swift_testing.checks import EXPERTS, PARALLEL, Checks
 from swift_testing.images import SEEING
 from swift_testing.layouts import Layout
 from swift_testing.subjects import Subject
@@ -41,7 +41,9 @@ class BackendConformance:
     backend: ClassVar[str]
     """The name that users type, of a plugin that is installed."""
     layouts: ClassVar[Sequence[Layout]] = (Layout(2),)
-    """Every dimension of `capabilities.parallel` must be in one of them."""
+    """Every dimension of `capabilities.parallel` must be in one of them, but for those of experts."""
+    dimensions: ClassVar[frozenset[str]] = frozenset(PARALLEL) - EXPERTS
+    """Of which those that the backend claims must be in one of the layouts."""
     refused: ClassVar[Sequence[Layout]] = ()
     """Plans within the claimed dimensions that this backend refuses all the same."""
     environment: ClassVar[Mapping[str, str]] = {}
@@ -82,7 +84,7 @@ class BackendConformance:
         checks.light_import()
 
     def test_every_claim_is_tried(self, checks: Checks) -> None:
-        checks.claims_are_tried()
+        checks.claims_are_tried(self.dimensions)
 
     def test_refuses_what_it_does_not_claim(self, checks: Checks) -> None:
         checks.refuses_what_it_does_not_claim()
@@ -209,6 +211,21 @@ class BackendConformance:
         replaced = name in vars(type(self)) and vars(type(self))[name] is not None
         if name in self.deviations and not replaced:
             pytest.skip(f"left out by {type(self).__name__}: {self.deviations[name]}")
+
+
+class ExpertConformance(BackendConformance):
+    """The same of a mixture of experts, in layouts with expert parallel; skipped for a backend without it."""
+
+    architecture = "Qwen3Moe"
+    shape: ClassVar = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    layouts = (Layout(2, {"ep": 2}),)
+    dimensions: ClassVar = EXPERTS
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _has_expert_parallel(cls) -> None:
+        if "ep" not in load_plugin("swift.backends", cls.backend).capabilities.parallel:
+            pytest.skip("capabilities.parallel lacks ep")
 
 
 _NONE = pytest.param(None, None, id="none", marks=pytest.mark.skip(reason="no layout here has such a case"))

@@ -58,6 +58,9 @@ class ModelSection(Section):
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
         "auto", description="Attention kernel; auto selects the fastest on this machine and prints its name"
     )
+    experts_impl: Literal["auto", "eager", "batched_mm", "grouped_mm"] = Field(
+        "auto", description="How the experts of a mixture are computed; auto is grouped_mm where the model supports it"
+    )
     random_weights: bool = Field(False, description="Start from random weights; path needs only a config.json")
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model")

@@ -98,6 +98,8 @@ class RunFacts(dict[str, Any]):
         self.precision: Decision | None = None
         """Of the arithmetic."""
         self.attention: Decision | None = None
+        self.experts: Decision | None = None
+        """How those of a mixture are computed."""
         self.model: ModelFacts | None = None
         """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
         self.adapter: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ from swift.contracts import Decision, ModelFacts, ModelSource, QuantizedShare, R
 from swift.data.batch import MediaReader
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import AttentionChoice, choose_attention
+from swift.models.experts_implementation import choose_experts
 from swift.models.fp8 import fp8_of, use_fp8
 from swift.models.heads import add_value_head, value_head_of
 from swift.models.media import ProcessorReader
@@ -54,6 +55,7 @@ def build_view(
 
     model: Any  # a transformers model, whose attributes torch's types do not know
     model, share = _built(run, source, compute, weights=weights, placer=placer)
+    run.facts.experts = choose_experts(model, config.model.experts_impl)
     model.config.use_cache = False
     if config.train.pad_token:
         _train_padding_row(model)

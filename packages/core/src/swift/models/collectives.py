@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,17 @@ def copied(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def added_up(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Add the parts of all processes up. All compute the same from the sum, whose gradient is that of each part."""
     return _applied(_Sum, part, group)
+
+
+def exchanged(
+    rows: Sequence[torch.Tensor], send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
+) -> tuple[torch.Tensor, ...]:
+    """Send the first `send[0]` rows of each tensor to process 0, and so on; gradients go back the same way.
+
+    `receive` says how many come from each process. The tensors travel together, so that their gradients do so too.
+    """
+    outputs: tuple[torch.Tensor, ...] = _Exchange.apply(group, tuple(send), tuple(receive), *rows)  # type: ignore[no-untyped-call]  # as torch declares it
+    return outputs
 
 
 def _applied(function: Any, *arguments: Any) -> torch.Tensor:
@@ -90,3 +102,24 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return gradients[0], None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, group: dist.ProcessGroup, send: tuple[int, ...], receive: tuple[int, ...], *rows: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.group, ctx.send, ctx.receive = group, send, receive
+        return tuple(_sent(each, send, receive, group) for each in rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None, None, *(_sent(each, ctx.receive, ctx.send, ctx.group) for each in gradients)
+
+
+def _sent(
+    rows: torch.Tensor, send: tuple[int, ...], receive: tuple[int, ...], group: dist.ProcessGroup
+) -> torch.Tensor:
+    received = rows.new_empty((sum(receive), *rows.shape[1:]))
+    dist.all_to_all_single(received, rows.contiguous(), [*receive], [*send], group=group)
+    return received

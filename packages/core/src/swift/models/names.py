@@ -126,22 +126,28 @@ def canonical_buffers(model: torch.nn.Module) -> Iterator[tuple[list[Piece], tor
 
 
 def canonical_weights(
-    model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+    model: torch.nn.Module,
+    whole: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+    part: Callable[[Piece, torch.Tensor], torch.Tensor] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the stream of `swift_iter_weights`: all weights in fp32 and persistent buffers, or the adapters.
 
-    `whole` gathers the whole tensor from the process's shard. Adapters are plain LoRA, however they began.
+    `whole` gathers the whole tensor from the process's shard, and `part` one of the pieces of a tensor that has
+    several, such as one expert of a stack. Adapters are plain LoRA, however they began.
     """
-    yield from as_plain_lora(_whole_weights(model, whole))
+    yield from as_plain_lora(_whole_weights(model, whole, part))
 
 
 def _whole_weights(
-    model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor]
+    model: torch.nn.Module,
+    whole: Callable[[torch.Tensor], torch.Tensor],
+    part_of: Callable[[Piece, torch.Tensor], torch.Tensor] | None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for pieces, tensor in chain(canonical_parameters(model), canonical_buffers(model)):
-        gathered = whole(tensor)
+        alone = part_of is not None and len(pieces) > 1
+        gathered = tensor if alone else whole(tensor)
         for piece in pieces:
-            part = piece.view_of(gathered)
+            part = part_of(piece, tensor) if alone and part_of is not None else piece.view_of(gathered)
             yield piece.name, part.float() if part.is_floating_point() else part
 
 

@@ -79,9 +79,26 @@ def check_width(name: str, width: int, ways: int) -> None:
         )
 
 
+def check_experts(model_config: Any, ep: int, etp: int = 1) -> None:
+    """Refuse to distribute the experts of a model that has none, or so many that they are not divisible."""
+    text = model_config.get_text_config()
+    experts = experts_of(text)
+    for name, size in (("ep", ep), ("etp", etp)):
+        if size > 1 and not experts:
+            raise UnsupportedLayout(
+                f"parallel.{name} {size} distributes experts, and {text.model_type} has none.",
+                hint=f"Type --parallel.{name} 1",
+            )
+    if experts % ep:
+        raise UnsupportedLayout(
+            f"{experts} experts are not divisible by ep {ep}.", hint=f"Choose a divisor of {experts}."
+        )
+
+
 def experts_of(text: Any) -> int:
     """Return how many experts each routed layer of a model has; 0 for a dense one."""
-    return max(getattr(text, name, None) or 0 for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+    names = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+    return max(getattr(text, name, None) or 0 for name in names)
 
 
 def _has_dense_layers(text: Any) -> bool:

@@ -35,6 +35,7 @@ def setup_facts(run: Run) -> dict[str, str]:
         "backend": backend_and_layout(run),
         "precision": _sentence(facts.precision),
         "attention": _sentence(facts.attention),
+        "experts": _sentence(facts.experts),
     }
     sentences |= {name: text for name, text in facts.items() if isinstance(text, str)}
     return {name: text for name, text in sentences.items() if text}

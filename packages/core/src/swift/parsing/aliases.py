@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from swift.contracts import FlagTopic
 
 _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
-    "model": ("random_weights", "chat_template", "trust_remote_code", "num_labels", "labels", "problem_type"),
+    "model": (
+        "experts_impl", "random_weights", "chat_template", "trust_remote_code", "num_labels", "labels", "problem_type",
+    ),
     "data": (
         "columns", "system", "max_length", "packing", "padding_free", "streaming", "strict", "max_pixels",
         "min_pixels",
@@ -58,6 +60,7 @@ _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
 _RENAMED: dict[str, tuple[str, ...]] = {
     "model.path": ("model", "model_id", "model_id_or_path", "model_name_or_path"),
     "model.revision": ("model_revision",),
+    "model.experts_impl": ("experts_implementation",),
     "model.liger": ("use_liger_kernel", "enable_liger_kernel"),
     "data.train": ("dataset", "train_dataset"),
     "data.validation": ("val_dataset", "eval_dataset"),

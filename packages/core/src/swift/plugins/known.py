@@ -81,7 +81,7 @@ PARALLEL_OFFERS: dict[str, tuple[str, ...]] = {
     "pp": ("megatron",),
     "vpp": ("megatron",),
     "cp": ("megatron", "fsdp"),
-    "ep": ("megatron",),
+    "ep": ("fsdp", "megatron"),
     "etp": ("megatron",),
     "sequence_parallel": ("megatron",),
     "ulysses": ("fsdp", "deepspeed"),

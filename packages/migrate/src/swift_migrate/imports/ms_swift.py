@@ -38,6 +38,7 @@ TABLE: Table = {
         trainer.NO_OPTIMIZER,
     ),
     "tuner_backend": absent("adapters use PEFT", "peft"),
+    "experts_impl": to("model.experts_impl"),
     "f_divergence_type": absent("dpo has only the reverse KL divergence", "reverse_kl"),
     "sft_alpha": absent("dpo has no likelihood term; cpo and orpo have one"),
     "ld_alpha": absent("LD-DPO is not implemented"),
@@ -54,7 +55,7 @@ TABLE: Table = {
     ),
     **dict.fromkeys(
         (
-            "write_batch_size", "experts_impl", "move_model_batches", "download_mode", "ds3_gather_for_generation",
+            "write_batch_size", "move_model_batches", "download_mode", "ds3_gather_for_generation",
             "local_repo_path", "init_strategy",
         ),
         _FASTER,

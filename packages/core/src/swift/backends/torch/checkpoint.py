@@ -38,7 +38,7 @@ def load(run: Run, state: TorchState, reader: CheckpointReader) -> None:
 
 def stream(state: TorchState) -> WeightStream:
     """Yield every weight, whole. Collective: every process must read the stream to its end."""
-    return canonical_weights(state.model, state.whole)
+    return canonical_weights(state.model, state.whole, state.part)
 
 
 def _keeps_optimizer_state(run: Run, state: TorchState, reader: CheckpointReader) -> bool:

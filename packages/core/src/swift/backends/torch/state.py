@@ -35,7 +35,7 @@ class TorchState:
     - `around` and `passes`: what surrounds each micro-batch, and how many passes every process makes;
     - `accumulate`, `score`: passes with and without gradient;
     - `reduce_gradients`, `clip`, `all_reduce`: communication of a step;
-    - `slices` and `whole`: which part of a weight this process has, and how the rest is gathered.
+    - `slices`, `whole` and `part`: what this process has of a weight, and how the rest is gathered.
     """
 
     def __init__(self, run: Run, model: Any) -> None:
@@ -170,6 +170,10 @@ class TorchState:
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the whole of a parameter. Collective where it has to be gathered."""
         return parameter.detach()
+
+    def part(self, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:
+        """Return one tensor on disk of a parameter that holds several. Collective where it has to be gathered."""
+        return piece.view_of(self.whole(parameter))
 
     def weights(self) -> dict[str, Any]:
         """Return the weights by name on disk, as live views."""
