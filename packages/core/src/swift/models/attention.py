@@ -28,9 +28,11 @@ VARLEN = "swift_varlen"
 FLASH = "flash_attention_2"
 _SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "dense", "mlp", "moe", "sparse"})
 """Types of layers in which samples that lie end to end can be kept apart. In others, states pass from token to token,
-tokens are chosen, or chunks are counted from the row's beginning.
+tokens are chosen, or chunks are counted from the row's beginning: they are called sample by sample.
 """
-_VARLEN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_VARLEN_LAYERS = _SEPARABLE_LAYERS | {"conv", "hybrid", "linear_attention"}
+"""Types of layers whose attention, if they have any, is causal, with or without a window: it needs no mask."""
+_UNMASKED = "sample by sample, without a mask"
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 """The widest head that FlashAttention takes."""
@@ -72,12 +74,6 @@ def choose_attention(
     end; `dtype` is the precision of the arithmetic, where it is known.
     """
     model_class, config = causal_class(config), config.get_text_config()
-    if flat and (mixing := _layer_types(config) - _SEPARABLE_LAYERS):
-        raise ModelError(
-            f"{config.model_type} has {', '.join(sorted(mixing))} layers, and swift cannot keep packed "
-            "samples separate in them.",
-            hint="Turn it off: --data.packing false --data.padding_free false",
-        )
     flash_incompatibility = _flash_incompatibility(config, model_class, device, dtype)
     sdpa_incompatibility = _sdpa_incompatibility(config, model_class)
     if requested == FLASH and flash_incompatibility:
@@ -99,12 +95,12 @@ def choose_attention(
         return AttentionChoice("sdpa", "sdpa", flat, why)
     if varlen_incompatibility := _varlen_incompatibility(config, model_class):
         return AttentionChoice("sdpa", "sdpa", flat, f"{why}; {varlen_incompatibility}{_masked(flat)}")
-    return AttentionChoice("sdpa", VARLEN, flat, f"{why}; sample by sample, without a mask")
+    return AttentionChoice("sdpa", VARLEN, flat, f"{why}; {_UNMASKED}")
 
 
 def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.dtype | None = None) -> bool:
     """Return whether samples of a model of text can lie end to end with a kernel that needs no mask for it."""
-    if has_encoder(config):
+    if has_encoder(config) or mixing_layers(config):
         return False
     try:
         choice = choose_attention(requested, config, flat=True, device=device, dtype=dtype)
@@ -265,6 +261,19 @@ def edges_on(device: torch.device, edges: Sequence[int]) -> torch.Tensor:
 def attends_causally(config: Any) -> bool:
     """Return whether tokens see those before them alone, as far as the configuration declares it."""
     return bool(getattr(config, "is_causal", True)) and not getattr(config, "use_bidirectional_attention", None)
+
+
+def mixing_layers(config: Any) -> list[str]:
+    """Return the types of layers in which a sample would see another one that lies before it in the row."""
+    return sorted(_layer_types(config.get_text_config()) - _SEPARABLE_LAYERS)
+
+
+def with_mask(choice: AttentionChoice, config: Any) -> AttentionChoice:
+    """Return the choice for a model that attention without a mask does not fit."""
+    text = config.get_text_config()
+    name = "eager" if _sdpa_incompatibility(text, causal_class(config)) else "sdpa"
+    why = "" if choice.name == FLASH else choice.reason.removesuffix(_UNMASKED)
+    return AttentionChoice(name, name, choice.flat, f"{why}{text.model_type} needs its mask{_masked(True)}")
 
 
 def _layer_types(config: Any) -> set[str]:

@@ -19,6 +19,7 @@ from swift.models.media import ProcessorReader
 from swift.models.names import know_names
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Placer, quantize_model, quantized_share
+from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.plugins.tuner import tuner_of
@@ -50,7 +51,6 @@ def build_view(
         flat = config.data.packing or bool(config.data.padding_free)
         attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
     run.facts.precision = Decision(dtype_name, dtype_reason)
-    run.facts.attention = Decision(attention.name, attention.reason)
 
     model: Any  # a transformers model, whose attributes torch's types do not know
     model, share = _built(run, source, compute, weights=weights, placer=placer)
@@ -66,11 +66,12 @@ def build_view(
         keep_starts(model, run.adapter_start, torch.Tensor.copy_)
     use_fp8(run, model, decoder_blocks(model))
     if config.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
         if tuner_of(config.tuner).adapter:
             # Frozen embeddings would otherwise leave the first block without an input that needs a gradient.
             model.enable_input_require_grads()
     view = view_class(model, attention=attention, say=run.say)
+    run.facts.attention = Decision(view.attention.name, view.attention.reason)
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_neftune(config.train.neftune_alpha)
