@@ -126,6 +126,11 @@ def kind_of(name: str, module: nn.Module) -> Kind:
     return re.sub(r"\d+", "#", name), type(module).__name__
 
 
+def is_layer(kind: Kind) -> bool:
+    """Return whether modules of a kind are members of a list."""
+    return kind[0].rpartition(".")[2] == "#"
+
+
 def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind, Signature]) -> Callable[..., Any]:
     @wraps(forward)
     def by_sample(*positional: Any, **named: Any) -> Any:
@@ -189,7 +194,8 @@ class _Calls:
         for leaves in zip(*(each for each, _ in outputs), strict=True):
             dimensions = self.signature.returned.get(keystr(leaves[0][0]))
             values = [value for _, value in leaves]
-            whole.append(join(values, dimensions) if dimensions else values[0])
+            tensor = isinstance(values[0], torch.Tensor)
+            whole.append(join(values, dimensions) if dimensions else None if tensor else values[0])
         return tree_unflatten(whole, outputs[0][1])
 
 
@@ -275,7 +281,8 @@ class Search:
                 width = row(lengths)
             self._rows.append((width, calls))
         chosen = {}
-        mixing = [name for name, module in self.decoder.named_modules() if name and self._may_be_called(name, module)]
+        modules = dict(self.decoder.named_modules())
+        mixing = [name for name, module in modules.items() if self._may_be_called(name, module)]
         for name in _outermost(mixing):
             kind = kind_of(name, self.decoder.get_submodule(name))
             known = self.found.get(kind)
@@ -284,9 +291,35 @@ class Search:
         self.modules = call_by_sample(self.decoder, self.found)
         return bool(chosen)
 
+    def named(self) -> list[str]:
+        """Return the names of the modules that are called sample by sample, as a user would read them."""
+        return sorted({kind[0].replace(".#", "").rpartition(".")[2] or kind[1] for kind in self.found})
+
+    def types_of_layers(self) -> set[str]:
+        """Return the types of the layers in which, or around which, a module is called sample by sample."""
+        types = getattr(self.decoder.config.get_text_config(), "layer_types", None) or []
+        lists = [each for each in self.decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == len(types)]
+        inside = {id(part) for module in self.modules for part in module.modules()}
+        return {
+            kind
+            for layers in lists[:1]
+            for layer, kind in zip(layers, types, strict=True)
+            if any(id(part) in inside for part in layer.modules())
+        }
+
+    def forget_inner(self) -> None:
+        """Forget what is called sample by sample with what it is in."""
+        outer = [
+            module
+            for module in self.modules
+            if not any(each is not module and module in [*each.modules()] for each in self.modules)
+        ]
+        kinds = {kind_of(name, module) for name, module in self.decoder.named_modules() if module in outer}
+        self.found = {kind: signature for kind, signature in self.found.items() if kind in kinds}
+
     def _may_be_called(self, name: str, module: nn.Module) -> bool:
         """Return whether a module mixes samples, and can be called for each of them in a way not tried yet."""
-        if any(each is not module and module in each.modules() for each in self.modules):
+        if any(each is not module and module in [*each.modules()] for each in self.modules):
             return False
         kind = kind_of(name, module)
         known = self.found.get(kind)
@@ -330,10 +363,12 @@ class Search:
         given = _dimensions((width, call[0]) for width, calls in self._rows for name in names for call in calls[name])
         outputs = [*self._alone, *self._rows]
         returned = _dimensions((width, call[1]) for width, calls in outputs for name in names for call in calls[name])
-        if given is None or returned is None or not any(returned.values()) or () in returned.values():
+        if given is None or returned is None or not any(returned.values()):
             return None
         first = [calls[name] for _, calls in self._rows for name in names]
-        batched = all(
+        parts = [self.decoder.get_submodule(name) for name in names]
+        whole_layers = any(isinstance(part, nn.ModuleList) for module in parts for part in module.modules())
+        batched = not (is_layer(kind) or whole_layers) and all(
             _is_plain(tensors, dimensions)
             for calls in first
             for call in calls
@@ -350,13 +385,15 @@ def _is_plain(tensors: Tensors, dimensions: Dimensions) -> bool:
 
 
 def _outermost(names: Sequence[str]) -> list[str]:
-    """Return names of modules of which none is in another; not those of layers in which there are others."""
+    """Return names of modules of which none is in another; not those of layers in which there are others.
+
+    The decoder itself, which has no name, is taken where there is nothing else.
+    """
     found: list[str] = []
-    for name in names:  # containers come before what they contain
+    for name in [name for name in names if name] or names:  # containers come before what they contain
         inside = [each.removeprefix(f"{name}.") for each in names if each.startswith(f"{name}.")]
-        is_layer = name.rpartition(".")[2].isdigit()
-        has_layers = any(part.isdigit() for each in inside for part in each.split("."))
-        if (inside and (is_layer or has_layers)) or any(name.startswith(f"{each}.") for each in found):
+        in_layers = any(part.isdigit() for each in [name.rpartition(".")[2], *inside] for part in each.split("."))
+        if (inside and in_layers) or any(name.startswith(f"{each}.") for each in found):
             continue
         found.append(name)
     return found

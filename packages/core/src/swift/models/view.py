@@ -19,11 +19,13 @@ from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import (
+    CHOOSING_LAYERS,
     FLASH,
     VARLEN,
     AttentionChoice,
     attends_causally,
     edges_on,
+    mixing_layers,
     packing_of,
     use_attention,
     with_mask,
@@ -118,7 +120,14 @@ class ViewModule(nn.Module):
 
     def add_neftune(self, alpha: float) -> None:
         """Add NEFTune's noise to embeddings from now on, while training."""
-        self._neftune = NeftuneNoise(self.causal_lm.get_input_embeddings(), alpha)
+        embedding = self.causal_lm.get_input_embeddings()
+        if any(embedding in [*module.modules()] for module in self.by_sample):
+            raise ModelError(
+                f"{type(self.causal_lm).__name__} embeds packed samples one by one, and NEFTune's noise is that of a "
+                "whole row.",
+                hint=_NOT_FLAT,
+            )
+        self._neftune = NeftuneNoise(embedding, alpha)
 
     separates = True
     """Whether modules that mix packed samples may be called sample by sample: not where a process has a part of one."""
@@ -425,14 +434,24 @@ class ViewModule(nn.Module):
             self.attention = with_mask(self.attention, self.causal_lm.config)
             use_attention(self.causal_lm, self.attention)
             search = self._searched()
-        if search is None or not self._small_agrees:
-            return
-        decoder = self.causal_lm.get_decoder()
-        self.by_sample = call_by_sample(decoder, search.found)
-        if search.found:
-            names = sorted({name.rpartition(".")[2] for name, _ in search.found})
-            self.attention = replace(
-                self.attention, reason=f"{self.attention.reason}; {', '.join(names)} sample by sample"
+        if search is not None and self._small_agrees and search.found:
+            search.forget_inner()
+            self.by_sample = call_by_sample(self.causal_lm.get_decoder(), search.found)
+            reason = f"{self.attention.reason}; {', '.join(search.named())} sample by sample"
+            self.attention = replace(self.attention, reason=reason)
+        self._refuse_unproven_layers(search)
+
+    def _refuse_unproven_layers(self, search: Search | None) -> None:
+        """Refuse types of layers that are known to mix samples, and in which nothing has been found that does."""
+        config = self.causal_lm.config.get_text_config()
+        unproven = {*mixing_layers(config)} - CHOOSING_LAYERS
+        if search is not None and self._small_agrees:
+            unproven -= search.types_of_layers()
+        if unproven:
+            raise ModelError(
+                f"{config.model_type} has {', '.join(sorted(unproven))} layers, and swift cannot keep packed samples "
+                "separate in them.",
+                hint=_NOT_FLAT,
             )
 
     def _searched(self) -> Search | None:
