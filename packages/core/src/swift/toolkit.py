@@ -18,7 +18,7 @@ from swift.models.attention import (
     packing_of,
     varlen_attention,
 )
-from swift.models.build import build_view, decoder_blocks, meta_model
+from swift.models.build import build_view, decoder_blocks, meta_model, refuse_calls_of_blocks
 from swift.models.classes import auto_class
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
@@ -147,6 +147,7 @@ __all__ = [
     "quantized_share",
     "rates_of_parts",
     "read_initialization",
+    "refuse_calls_of_blocks",
     "resolve_dtype",
     "resume_adapter",
     "score",

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from swift.config.incompatibilities import partly_quantized
 from swift.contracts import Decision, ModelFacts, ModelSource, QuantizedShare, Run
 from swift.data.batch import MediaReader
+from swift.errors import ModelError
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8
@@ -146,6 +147,20 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     decoder = model if inner is None else inner.get_decoder()  # an encoder's blocks may be the heavier ones
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     return max(([*each] for each in lists if len({*map(type, each)}) == 1), key=_weight_of, default=[])
+
+
+def refuse_calls_of_blocks(view: ViewModule, blocks: list[torch.nn.Module]) -> None:
+    """Refuse a model whose blocks are called once for each packed sample, where each call gathers from all processes.
+
+    Processes have different numbers of samples.
+    """
+    for module in view.by_sample:
+        if any(part is block and part is not module for part in module.modules() for block in blocks):
+            raise ModelError(
+                f"{type(view.causal_lm).__name__} computes packed samples one by one, in all its layers, which "
+                "sharded weights do not allow.",
+                hint="Turn it off: --data.packing false --data.padding_free false",
+            )
 
 
 def compile_blocks(model: torch.nn.Module, *, one_width: bool = False) -> None:
