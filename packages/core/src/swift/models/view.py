@@ -461,8 +461,14 @@ class ViewModule(nn.Module):
             return None
         search = Search(view.causal_lm.get_decoder(), FAR_PROBED)
         for _ in range(_MOST_ROUNDS):
-            self._small_agrees = view._far_agrees()
-            if self._small_agrees or not view._search_on(search):
+            try:
+                self._small_agrees = view._far_agrees()
+                if self._small_agrees or not view._search_on(search):
+                    break
+            except Exception:  # whatever a model's own code raises when it is called in parts
+                if not search.found:
+                    raise
+                self._small_agrees = False
                 break
         return search
 
