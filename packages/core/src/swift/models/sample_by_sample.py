@@ -200,8 +200,8 @@ class _Calls:
 
 
 def _has_tokens(value: torch.Tensor, dimensions: tuple[int, ...] | None, tokens: int) -> bool:
-    """Return whether a tensor has tokens where it should; one that is not known may have none."""
-    if dimensions is None:
+    """Return whether a tensor has tokens where it should; one that had none, or is not known, may have none."""
+    if not dimensions:
         return tokens not in value.shape
     return all(each < value.ndim and value.shape[each] == tokens for each in dimensions)
 
