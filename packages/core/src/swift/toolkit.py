@@ -47,6 +47,7 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
+from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
@@ -74,6 +75,7 @@ from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [
     "ADAPTER",
+    "CHECKPOINTING",
     "COLUMNS",
     "DTYPES",
     "HEAD",
