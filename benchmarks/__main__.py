@@ -12,6 +12,7 @@ from benchmarks.inputs import ROOT
 
 PARTS = {
     "throughput": "speed and peak memory of training against a bare torch loop",
+    "hybrids": "speed of packed linear attention, sample by sample, against a bare loop over padded batches",
     "chunked_loss": "memory of the loss at a vocabulary of 152k",
     "start_up": "time to the first step, phase by phase",
     "plan_memory": "memory that swift plan counts, against the processes of every backend",

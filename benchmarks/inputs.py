@@ -25,6 +25,8 @@ HUGE = WORK / "model-447m"
 """For what loads no optimizer: made when it is first needed."""
 DEEP = WORK / "model-deep"
 EXPERTS = WORK / "model-experts"
+HYBRID = WORK / "model-hybrid"
+"""A Qwen3.5 of the size of the first: three of its four layers have linear attention. Made when it is first needed."""
 CHATS = WORK / "chats.jsonl"
 SOME_CHATS = WORK / "chats-of-a-run.jsonl"
 LONG = WORK / "long.jsonl"
@@ -67,6 +69,13 @@ def ensure(*, huge: bool = False) -> None:
     for wanted, what in ((not usual, "usual"), (huge and not HUGE.exists(), "huge")):
         if wanted:
             subprocess.run([sys.executable, "-m", "benchmarks.inputs", what], check=True)
+
+
+def ensure_hybrid() -> None:
+    """Make the hybrid, and before it what it shares with the others."""
+    ensure()
+    if not HYBRID.exists():
+        subprocess.run([sys.executable, "-m", "benchmarks.inputs", "hybrid"], check=True)
 
 
 def take_chats(count: int) -> None:
@@ -188,5 +197,22 @@ def make_huge() -> None:
     _write_model(HUGE, AutoTokenizer.from_pretrained(MODEL), SHAPES[HUGE])
 
 
+def make_hybrid() -> None:
+    import torch
+    from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCABULARY, num_key_value_heads=2, head_dim=64, max_position_embeddings=LONGEST,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=64,
+        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        dtype="float32", **SHAPES[MODEL],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3_5ForCausalLM(config).save_pretrained(HYBRID)
+    tokenizer.save_pretrained(HYBRID)
+
+
 if __name__ == "__main__":
-    {"usual": make, "huge": make_huge}[sys.argv[1]]()
+    {"usual": make, "huge": make_huge, "hybrid": make_hybrid}[sys.argv[1]]()

@@ -67,25 +67,52 @@ def test_capped_logits_use_eager_and_refuse_sdpa(flat):
         choose_attention("sdpa", config, flat=flat, device="cpu")
 
 
-def test_attention_sinks_fall_back_to_eager():
-    assert choose_attention("auto", transformers.GptOssConfig(), flat=True, device="cpu").implementation == "eager"
+def test_attention_sinks_need_no_mask_when_packed():
+    config = transformers.GptOssConfig()
+    assert choose_attention("auto", config, flat=True, device="cpu").implementation == VARLEN
+    assert choose_attention("auto", config, flat=False, device="cpu").implementation == "eager"
 
 
-@pytest.mark.parametrize(
-    ("config", "layers"),
-    [(transformers.Qwen3NextConfig(), "linear_attention"), (transformers.Llama4TextConfig(), "chunked_attention")],
-)
-def test_layers_that_mix_samples_refuse_packing_but_not_padding(config, layers):
-    """transformers counts Llama 4's chunks from the beginning of a row, not of a sample."""
-    with pytest.raises(ModelError, match=rf"{layers}(.|\n)*--data.packing false"):
-        choose_attention("auto", config, flat=True, device="cpu")
-    assert choose_attention("auto", config, flat=False, device="cpu").implementation == "sdpa"
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("packed", [True, False])
+def test_attention_sinks_equal_softmax_with_one_more_logit(window, packed):
+    """The output and all gradients are those of the formula, written down with a matrix of logits."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 16, 8, requires_grad=True) for heads in (4, 2, 2))
+    sinks = torch.randn(4, requires_grad=True)
+    position, sample = torch.arange(16), torch.tensor([0] * 7 + [1] * 9) * packed
+    distance = position[:, None] - position[None, :]
+    seen = (distance >= 0) & (sample[:, None] == sample[None, :]) & (distance < (window or 99))
+    logits = query @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3
+    logits = logits.masked_fill(~seen, float("-inf"))
+    weights = torch.cat([logits, sinks[None, :, None, None].expand(1, 4, 16, 1)], -1).softmax(-1)[..., :-1]
+    expected = (weights @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    given = {"packing": packing_of([0, 7], 16)} if packed else {}
+    found, _ = varlen_attention(
+        torch.nn.Module(), query, key, value, None, scaling=0.3, sliding_window=window, s_aux=sinks, **given
+    )
+    torch.testing.assert_close(found, expected)
+    tensors = (query, key, value, sinks)
+    weight = torch.randn_like(expected)
+    pairs = zip(
+        torch.autograd.grad((found * weight).sum(), tensors),
+        torch.autograd.grad((expected * weight).sum(), tensors),
+        strict=True,
+    )
+    for gradient, reference in pairs:
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_refused_layer_types_are_those_that_mix():
-    """Layers of experts and MLPs keep samples apart, and are not named."""
-    with pytest.raises(ModelError, match="nemotron_h has linear_attention layers,"):
-        choose_attention("auto", transformers.NemotronHConfig(), flat=True, device="cpu")
+@pytest.mark.parametrize("config", [transformers.Qwen3NextConfig(), transformers.NemotronHConfig()])
+def test_stateful_layers_leave_attention_without_a_mask(config):
+    """Layers that carry state are called sample by sample; attention between them needs no mask."""
+    assert choose_attention("auto", config, flat=True, device="cpu").implementation == VARLEN
+
+
+def test_chunks_and_indexers_keep_their_mask():
+    """What such attention sees is written into its mask alone."""
+    for config in (transformers.Llama4TextConfig(), transformers.DeepseekV32Config()):
+        assert choose_attention("auto", config, flat=True, device="cpu").implementation == "sdpa"
 
 
 def test_padding_at_the_end_of_a_pack_is_one_more_sample():

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_images import image_model
 
 from swift.config.sections import ModelSection, TunerSection
-from swift.errors import ConfigError, ModelError
+from swift.errors import ConfigError
 from swift.models.attention import VARLEN, choose_attention, use_attention
 from swift.models.build import decoder_blocks
 from swift.models.parts import part_of_modules, trained_parts
@@ -125,10 +125,11 @@ def test_tp_spec_is_found_behind_vision_encoder(folders: dict[str, Path]) -> Non
     assert tensor_parallel_spec(model).cut["model.language_model.layers.0.self_attn.q_proj"] == "colwise"
 
 
-def test_stateful_layers_are_found_behind_vision_encoder(folders: dict[str, Path]) -> None:
-    config = source_of(folders["qwen3_5"]).config
-    with pytest.raises(ModelError, match="linear_attention"):
-        choose_attention("auto", config, flat=True, device="cpu")
+def test_stateful_layers_behind_vision_encoder_are_packed(folders: dict[str, Path]) -> None:
+    model: Any = source_of(folders["qwen3_5"]).build(dtype=torch.float32)
+    view = ViewModule(model, attention=choose_attention("auto", model.config, flat=True, device="cpu"))
+    assert {type(module).__name__ for module in view.by_sample} == {"Qwen3_5GatedDeltaNet"}
+    assert "linear_attn sample by sample" in view.attention.reason
 
 
 def test_only_the_language_model_attends_sample_by_sample(folders: dict[str, Path]) -> None:

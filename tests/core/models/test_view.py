@@ -238,7 +238,6 @@ LLAMA4 = {
     **SMALL, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1, "no_rope_layers": [1, 0],
     "initializer_range": 0.1,
 }  # fmt: skip
-FULL = {"layer_types": ["full_attention", "full_attention"]}
 
 
 def llama4(**settings):
@@ -246,12 +245,12 @@ def llama4(**settings):
     return transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**LLAMA4, **settings)).eval()
 
 
-def test_floor_scale_of_released_size_refuses_packing():
-    """Llama 4 scales attention by the position in the row, which no sample below 8,192 tokens shows."""
-    model = llama4(attention_chunk_size=8192, floor_scale=8192, **FULL)
-    with pytest.raises(ModelError, match=r"packed in rows longer than .*floor_scale 8,192") as caught:
-        ViewModule(model, attention=attention(model, flat=True))
-    assert "--data.packing false" in str(caught.value)
+@pytest.mark.parametrize("limits", [(8, 4), (8192, 8192)], ids=["short", "released"])
+def test_packed_llama4_equals_samples_alone(limits):
+    """Chunks and scales count from the beginning of a row: the decoder is called for each sample."""
+    model = llama4(attention_chunk_size=limits[0], floor_scale=limits[1])
+    viewed = ViewModule(model, attention=attention(model, flat=True), say=lambda _: None)
+    assert_same_loss_and_gradients(model, viewed, flat=True, pad_to_multiple=8)
 
 
 def test_padded_llama4_equals_samples_alone():
@@ -279,33 +278,48 @@ def test_windows_of_released_size_are_packed_and_equal(name):
     assert_same_loss_and_gradients(model, viewed, flat=True)
 
 
+def scale_long_rows(hidden, window):
+    return hidden * (1.5 if hidden.shape[1] > window else 1.0)
+
+
 def leak_first_token(hidden, window):
     """What a row begins with reaches all tokens from this position on."""
     return torch.cat([hidden[:, :window], hidden[:, window:] + hidden[:, :1]], dim=1)
 
 
-def scale_long_rows(hidden, window):
-    return hidden * (1.5 if hidden.shape[1] > window else 1.0)
-
-
-@pytest.mark.parametrize(
-    ("fault", "flat", "hint"),
-    [(leak_first_token, True, "--data.packing false"), (scale_long_rows, False, "--train.micro_batch 1")],
-)
-def test_faults_beyond_a_window_are_refused(fault, flat, hint, monkeypatch):
-    """The window is of released size, so that the samples of no probe reach it in the model itself."""
+@pytest.fixture
+def faulty_layers(monkeypatch):
+    """Return how to put a fault into Mistral's layers; the window is of released size, which no probe reaches."""
     layer = transformers.models.mistral.modeling_mistral.MistralDecoderLayer
     forward = layer.forward
 
-    def faulty(self, hidden_states, **kwargs):
-        return forward(self, fault(hidden_states, self.self_attn.config.sliding_window), **kwargs)
+    def put(fault):
+        def faulty(self, hidden_states, **kwargs):
+            return forward(self, fault(hidden_states, self.self_attn.config.sliding_window), **kwargs)
 
-    monkeypatch.setattr(layer, "forward", faulty)
-    torch.manual_seed(0)
-    model = transformers.MistralForCausalLM(RELEASED["mistral"]())
+        monkeypatch.setattr(layer, "forward", faulty)
+        torch.manual_seed(0)
+        return transformers.MistralForCausalLM(RELEASED["mistral"]())
+
+    return put
+
+
+def test_fault_beyond_a_window_is_refused_when_padded(faulty_layers):
+    model = faulty_layers(scale_long_rows)
     with pytest.raises(ModelError, match=r"in rows longer than sliding_window 4,096") as caught:
-        ViewModule(model, attention=attention(model, flat=flat))
-    assert hint in str(caught.value)
+        ViewModule(model, attention=attention(model, flat=False))
+    assert "--train.micro_batch 1" in str(caught.value)
+
+
+def test_leak_beyond_a_window_is_refused_when_packed(faulty_layers, monkeypatch):
+    """Where modules may not be called sample by sample; where they may, each layer is."""
+    model = faulty_layers(leak_first_token)
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    assert {type(module).__name__ for module in viewed.by_sample} == {"MistralDecoderLayer"}
+    monkeypatch.setattr(ViewModule, "separates", False)
+    with pytest.raises(ModelError, match=r"in rows longer than sliding_window 4,096") as caught:
+        ViewModule(faulty_layers(leak_first_token), attention=attention(model, flat=True))
+    assert "--data.packing false" in str(caught.value)
 
 
 class OneSize(transformers.MistralModel):

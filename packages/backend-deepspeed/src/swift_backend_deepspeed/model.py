@@ -12,7 +12,15 @@ from torch import nn
 
 from swift.contracts import ModelSource, ModelView, Need, Run
 from swift.data.batch import MicroBatch
-from swift.toolkit import SequenceView, ViewModule, build_view, sequence_attention
+from swift.errors import UnsupportedLayout
+from swift.toolkit import (
+    SequenceView,
+    ViewModule,
+    build_view,
+    decoder_blocks,
+    refuse_calls_of_blocks,
+    sequence_attention,
+)
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import stage_of
 from swift_backend_deepspeed.packed import multiply_gathered, partition_when_read
@@ -41,9 +49,29 @@ def build(run: Run, source: ModelSource) -> BuiltModel:
     packed = on_meta and run.config.tuner.quantize != "none"
     placer = partition_when_read(run) if packed else None
     view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class, placer=placer)
+    if on_meta:
+        _gather_once(view, packed)
     if packed:
         multiply_gathered(view)
     return BuiltModel(view, source, on_meta)
+
+
+def _gather_once(view: ViewModule, packed: bool) -> None:
+    """Gather all weights inside of a module that is called sample by sample with the module itself.
+
+    What it contains is called as often as this process has samples, and others have more or fewer.
+    """
+    from deepspeed.utils import set_z3_leaf_module
+
+    refuse_calls_of_blocks(view, decoder_blocks(view.model))
+    if packed and view.by_sample:
+        raise UnsupportedLayout(
+            f"ZeRO 3 does not gather quantized weights of {type(view.by_sample[0]).__name__}, which computes packed "
+            "samples one by one.",
+            hint="Turn it off: --data.packing false --data.padding_free false",
+        )
+    for module in view.by_sample:
+        set_z3_leaf_module(module, True)
 
 
 class EngineRoot(nn.Module):

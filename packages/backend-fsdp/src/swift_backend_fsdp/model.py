@@ -15,6 +15,7 @@ from swift.toolkit import (
     base_model,
     build_view,
     decoder_blocks,
+    refuse_calls_of_blocks,
     sequence_attention,
 )
 from swift_backend_fsdp.config import FsdpConfig
@@ -46,6 +47,7 @@ def build(run: Run, source: ModelSource) -> MetaModel:
             f"{type(base_model(view.model)).__name__} has no list of decoder blocks that could be sharded one by one.",
             hint="Type --backend torch",
         )
+    refuse_calls_of_blocks(view, blocks)
     if config.train.gradient_checkpointing:
         every = run.options(FsdpConfig).checkpoint_every
         for index, block in enumerate(blocks):

@@ -18,7 +18,7 @@ from swift.models.attention import (
     packing_of,
     varlen_attention,
 )
-from swift.models.build import build_view, decoder_blocks, meta_model
+from swift.models.build import build_view, decoder_blocks, meta_model, refuse_calls_of_blocks
 from swift.models.classes import auto_class
 from swift.models.collectives import exchanged
 from swift.models.cut_modules import cut_modules
@@ -48,6 +48,7 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
+from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
@@ -75,6 +76,7 @@ from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [
     "ADAPTER",
+    "CHECKPOINTING",
     "COLUMNS",
     "DTYPES",
     "HEAD",
@@ -149,6 +151,7 @@ __all__ = [
     "quantized_share",
     "rates_of_parts",
     "read_initialization",
+    "refuse_calls_of_blocks",
     "resolve_dtype",
     "resume_adapter",
     "score",

@@ -83,6 +83,10 @@ class Case:
     global_batch: int = 8
     accumulation: int = 1
     tied: bool = False
+    architecture: str | None = None
+    """Of another model than the backend's own: it is tried where each process has whole samples and whole layers."""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    """Other keys of the configuration of that model."""
     tuner: str | None = None
     """Capabilities that a backend must claim for this case to be tried."""
     precision: str | None = None
@@ -122,6 +126,10 @@ class Case:
         """Whether its rows would be shared between processes, by a backend that keeps those with images whole."""
         return self.modality is not None and layout.cuts_rows and not capabilities.cuts_media
 
+    def fits(self, layout: Layout) -> bool:
+        """Whether a layout is one that the model of this case is tried in."""
+        return self.architecture is None or layout.data_size == layout.world
+
     def missing(self, capabilities: Capabilities) -> frozenset[Need]:
         """Return the views that this case takes and a backend does not claim."""
         return self.needs - capabilities.provides
@@ -149,6 +157,11 @@ _SEQ_CLS: dict[str, Any] = {**_SCORES, "model.task": "seq_cls", "model.num_label
 # Their batches are so large that the held-out rows are compared with each other all at once.
 _NEGATIVES: dict[str, Any] = {"objective.name": "kit-negatives", "model.task": "embedding"}
 _ALL_PARTS = {"tuner.freeze_vit": False, "tuner.freeze_aligner": False}
+_HYBRID: dict[str, Any] = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "full_attention_interval": 2,
+}  # fmt: skip
+"""Of a Qwen3.5: every second layer has linear attention, which carries state from token to token."""
 _REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 _OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
 
@@ -157,6 +170,14 @@ CASES = (
     Case("accumulated", {"optim.max_grad_norm": 0}, global_batch=12, accumulation=3),
     Case("clipped hard, tied", {"optim.max_grad_norm": 0.05, "optim.schedule": "linear"}, tied=True),
     Case("packed", _PACKED, global_batch=4),
+    Case(
+        "hybrid, packed",
+        {**_PACKED, "train.gradient_checkpointing": True},
+        global_batch=4,
+        architecture="Qwen3_5Text",
+        shape=_HYBRID,
+        feature="data.padding_free",
+    ),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
     Case("padding token trained", {"train.pad_token": True}, tied=True, feature="train.pad_token"),
     Case("a part of the weights", {"tuner.freeze": ("*embed_tokens*", "*.self_attn.*")}, notes_changes=True),

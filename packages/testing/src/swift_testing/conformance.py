@@ -178,7 +178,7 @@ class BackendConformance:
             pytest.param(layout, case, id=f"{layout}-{case.name}", marks=_left_out(case, capabilities))
             for layout in self.layouts
             for case in shown
-            if layout.tries(case.name) and not case.kept_whole(capabilities, layout)
+            if layout.tries(case.name) and case.fits(layout) and not case.kept_whole(capabilities, layout)
         ]
         return tried or [_NONE]
 

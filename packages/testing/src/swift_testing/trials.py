@@ -92,7 +92,10 @@ class Trials:
 
     def model(self, case: Case) -> Path:
         """Return the model that a case trains."""
-        return shared_model(self._subject if case.modality is None else self._seeing, tied=case.tied)
+        subject = self._subject if case.modality is None else self._seeing
+        if case.architecture is not None:
+            subject = replace(subject, architecture=case.architecture, changes=tuple(case.shape.items()))
+        return shared_model(subject, tied=case.tied)
 
     def announce(self, needed: Needed) -> None:
         """Note what will be needed, so that the first possible launch under its layout includes it."""

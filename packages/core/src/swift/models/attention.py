@@ -28,9 +28,13 @@ VARLEN = "swift_varlen"
 FLASH = "flash_attention_2"
 _SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "dense", "mlp", "moe", "sparse"})
 """Types of layers in which samples that lie end to end can be kept apart. In others, states pass from token to token,
-tokens are chosen, or chunks are counted from the row's beginning.
+tokens are chosen, or chunks are counted from the row's beginning: they are called sample by sample.
 """
-_VARLEN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_VARLEN_LAYERS = _SEPARABLE_LAYERS | {"conv", "hybrid", "linear_attention"}
+"""Types of layers whose attention, if they have any, is causal, with or without a window: it needs no mask."""
+CHOOSING_LAYERS = frozenset({"indexed_attention"})
+"""Types of layers that choose tokens among those that their mask leaves: it keeps samples apart."""
+_UNMASKED = "sample by sample, without a mask"
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 """The widest head that FlashAttention takes."""
@@ -72,12 +76,6 @@ def choose_attention(
     end; `dtype` is the precision of the arithmetic, where it is known.
     """
     model_class, config = causal_class(config), config.get_text_config()
-    if flat and (mixing := _layer_types(config) - _SEPARABLE_LAYERS):
-        raise ModelError(
-            f"{config.model_type} has {', '.join(sorted(mixing))} layers, and swift cannot keep packed "
-            "samples separate in them.",
-            hint="Turn it off: --data.packing false --data.padding_free false",
-        )
     flash_incompatibility = _flash_incompatibility(config, model_class, device, dtype)
     sdpa_incompatibility = _sdpa_incompatibility(config, model_class)
     if requested == FLASH and flash_incompatibility:
@@ -91,20 +89,21 @@ def choose_attention(
         why = "requested" if requested == FLASH else "the fastest here"
         return AttentionChoice(FLASH, FLASH, flat, why)
     why = "requested" if requested != "auto" else f"not flash_attention_2: {flash_incompatibility}"
-    if requested == "eager" or sdpa_incompatibility:
+    varlen_incompatibility = _varlen_incompatibility(config, model_class)
+    if requested == "eager" or (sdpa_incompatibility and (varlen_incompatibility or not flat)):
         if requested == "auto":
             why = f"{why}; not sdpa: {sdpa_incompatibility}"
         return AttentionChoice("eager", "eager", flat, f"{why}{_masked(flat)}")
     if not flat:
         return AttentionChoice("sdpa", "sdpa", flat, why)
-    if varlen_incompatibility := _varlen_incompatibility(config, model_class):
+    if varlen_incompatibility:
         return AttentionChoice("sdpa", "sdpa", flat, f"{why}; {varlen_incompatibility}{_masked(flat)}")
-    return AttentionChoice("sdpa", VARLEN, flat, f"{why}; sample by sample, without a mask")
+    return AttentionChoice("sdpa", VARLEN, flat, f"{why}; {_UNMASKED}")
 
 
 def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.dtype | None = None) -> bool:
     """Return whether samples of a model of text can lie end to end with a kernel that needs no mask for it."""
-    if has_encoder(config):
+    if has_encoder(config) or mixing_layers(config):
         return False
     try:
         choice = choose_attention(requested, config, flat=True, device=device, dtype=dtype)
@@ -146,29 +145,36 @@ def varlen_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packing: Packing | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sample of a row; tensors are [1, heads, tokens, width].
 
-    Without `packing` (generation, padded batches) it is transformers' own sdpa, mask and all.
+    Without `packing` (generation, padded batches) it is transformers' own sdpa, mask and all. `s_aux` are attention
+    sinks: a logit of each head that takes part in the softmax, and has no value.
     """
+    if packing is None and s_aux is not None:
+        if attention_mask is None and query.shape[2] > 1:
+            attention_mask = _causal_mask(query.shape[2], sliding_window, query.device)
+        return _with_sinks(query, key, value, attention_mask, s_aux, dropout, scaling), None
     if packing is None:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output
-    for name in ("softcap", "s_aux", "position_bias"):
+    for name in ("softcap", "position_bias"):
         if kwargs.get(name) is not None:
             raise ModelError(
                 f"{type(module).__name__} uses {name}, which attention without a mask does not support.",
                 hint="Type --model.attention eager",
             )
-    if packing.edges is not None and len(query) == 1 and (dtype := _flash_dtype(query)) is not None:
+    all_at_once = packing.edges is not None and s_aux is None and len(query) == 1
+    if all_at_once and (dtype := _flash_dtype(query)) is not None:
         together = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
         return _all_at_once((*together,), packing.edges, packing.longest, dropout, scaling, sliding_window)[None], None
     queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = [
-        _causal(*sample, dropout=dropout, scaling=scaling, window=sliding_window)
+        _causal(*sample, dropout=dropout, scaling=scaling, window=sliding_window, sinks=s_aux)
         for sample in zip(queries, keys, values, strict=True)
     ]
     return torch.cat(outputs, dim=1), None
@@ -222,14 +228,15 @@ def _causal(
     dropout: float,
     scaling: float | None,
     window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     length = query.shape[2]
     groups = query.shape[1] // key.shape[1]
+    if sinks is not None:
+        return _with_sinks(query, key, value, _causal_mask(length, window, query.device), sinks, dropout, scaling)
     mask = None
     if window is not None and length > window:
-        positions = torch.arange(length, device=query.device)
-        distance = positions[:, None] - positions[None, :]
-        mask = (distance >= 0) & (distance < window)
+        mask = _causal_mask(length, window, query.device)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)  # with a mask only the slow kernel knows groups
     output = scaled_dot_product_attention(
         query,
@@ -241,6 +248,35 @@ def _causal(
         scale=scaling,
         enable_gqa=mask is None and groups > 1,
     )
+    return output.transpose(1, 2)
+
+
+def _causal_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    causal: torch.Tensor = distance >= 0
+    return causal if window is None else causal & (distance < window)
+
+
+def _with_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attend with one more key, whose logit is the head's sink and whose value is zero."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (torch.nn.functional.pad(repeat_kv(each, groups), (0, 0, 0, 1)) for each in (key, value))
+    shape = (len(query), query.shape[1], query.shape[2], key.shape[2] - 1)
+    logits = query.new_zeros(())
+    if mask is not None:
+        logits = mask if mask.is_floating_point() else torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    column = sinks.to(query.dtype)[None, :, None, None].expand(*shape[:3], 1)
+    bias = torch.cat([logits.expand(shape), column], dim=-1)
+    output = scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2)
 
 
@@ -265,6 +301,19 @@ def edges_on(device: torch.device, edges: Sequence[int]) -> torch.Tensor:
 def attends_causally(config: Any) -> bool:
     """Return whether tokens see those before them alone, as far as the configuration declares it."""
     return bool(getattr(config, "is_causal", True)) and not getattr(config, "use_bidirectional_attention", None)
+
+
+def mixing_layers(config: Any) -> list[str]:
+    """Return the types of layers in which a sample would see another one that lies before it in the row."""
+    return sorted(_layer_types(config.get_text_config()) - _SEPARABLE_LAYERS)
+
+
+def with_mask(choice: AttentionChoice, config: Any) -> AttentionChoice:
+    """Return the choice for a model that attention without a mask does not fit."""
+    text = config.get_text_config()
+    name = "eager" if _sdpa_incompatibility(text, causal_class(config)) else "sdpa"
+    why = "" if choice.name == FLASH else choice.reason.removesuffix(_UNMASKED)
+    return AttentionChoice(name, name, choice.flat, f"{why}{text.model_type} needs its mask{_masked(True)}")
 
 
 def _layer_types(config: Any) -> set[str]:
@@ -301,6 +350,8 @@ def _varlen_incompatibility(config: Any, model_class: Any) -> str:
     known = model_class is not None and model_class._supports_flash_attn and model_class._can_set_attn_implementation()
     if not known or _layer_types(config) - _VARLEN_LAYERS:
         return f"{config.model_type} needs its mask"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"{config.model_type} caps its attention logits"
     if not attends_causally(config):
         return f"{config.model_type} does not use causal attention"
     return ""

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from swift.config.incompatibilities import partly_quantized
 from swift.contracts import Decision, ModelFacts, ModelSource, QuantizedShare, Run
 from swift.data.batch import MediaReader
+from swift.errors import ModelError
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.experts_implementation import choose_experts
@@ -20,6 +21,7 @@ from swift.models.media import ProcessorReader
 from swift.models.names import know_names
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Placer, quantize_model, quantized_share
+from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.plugins.tuner import tuner_of
@@ -51,7 +53,6 @@ def build_view(
         flat = config.data.packing or bool(config.data.padding_free)
         attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
     run.facts.precision = Decision(dtype_name, dtype_reason)
-    run.facts.attention = Decision(attention.name, attention.reason)
 
     model: Any  # a transformers model, whose attributes torch's types do not know
     model, share = _built(run, source, compute, weights=weights, placer=placer)
@@ -68,11 +69,12 @@ def build_view(
         keep_starts(model, run.adapter_start, torch.Tensor.copy_)
     use_fp8(run, model, decoder_blocks(model))
     if config.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
         if tuner_of(config.tuner).adapter:
             # Frozen embeddings would otherwise leave the first block without an input that needs a gradient.
             model.enable_input_require_grads()
     view = view_class(model, attention=attention, say=run.say)
+    run.facts.attention = Decision(view.attention.name, view.attention.reason)
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_neftune(config.train.neftune_alpha)
@@ -147,6 +149,20 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     decoder = model if inner is None else inner.get_decoder()  # an encoder's blocks may be the heavier ones
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     return max(([*each] for each in lists if len({*map(type, each)}) == 1), key=_weight_of, default=[])
+
+
+def refuse_calls_of_blocks(view: ViewModule, blocks: list[torch.nn.Module]) -> None:
+    """Refuse a model whose blocks are called once for each packed sample, where each call gathers from all processes.
+
+    Processes have different numbers of samples.
+    """
+    for module in view.by_sample:
+        if any(part is block and part is not module for part in module.modules() for block in blocks):
+            raise ModelError(
+                f"{type(view.causal_lm).__name__} computes packed samples one by one, in all its layers, which "
+                "sharded weights do not allow.",
+                hint="Turn it off: --data.packing false --data.padding_free false",
+            )
 
 
 def compile_blocks(model: torch.nn.Module, *, one_width: bool = False) -> None:

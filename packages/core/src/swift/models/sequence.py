@@ -22,7 +22,15 @@ from transformers.masking_utils import sdpa_mask
 from swift.contracts import ModelView, Need, Run
 from swift.data.batch import MicroBatch
 from swift.errors import ModelError, UnsupportedLayout
-from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
+from swift.models.attention import (
+    VARLEN,
+    AttentionChoice,
+    Packing,
+    choose_attention,
+    mixing_layers,
+    packing_of,
+    varlen_attention,
+)
 from swift.models.collectives import added_up, gathered
 from swift.models.media import ProcessorReader
 from swift.models.pooling import pooling_weights
@@ -67,6 +75,8 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
         incompatibility = "" if choice.implementation == VARLEN else choice.reason
     except ModelError as error:
         incompatibility = error.message
+    if mixing := mixing_layers(model_config):
+        incompatibility = f"it has {', '.join(mixing)} layers."
     if kind := rope_by_length(run.config.data.max_length, model_config):
         incompatibility = f"its rotary positions ({kind}) depend on the length of a whole sample."
     if incompatibility:
@@ -92,6 +102,7 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
 class SequenceView(ViewModule):
     """Run the decoder on this process's shard of the tokens."""
 
+    separates = False
     _shard: SequenceShard | None = None
     _whole: MicroBatch | None = None
     """The micro-batch of which this process has a part, while it is computed: encoders see whole rows."""

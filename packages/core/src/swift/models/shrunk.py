@@ -18,7 +18,7 @@ LIMIT = 16
 """Tokens that no window, chunk or scale of a copy exceeds."""
 _LIMITS = frozenset({
     "attention_chunk_size", "attention_window_size", "block_size", "chunk_size", "floor_scale", "index_block_size",
-    "index_topk", "index_topk_blocks", "keep_window_size", "local_attention", "mamba_chunk_size",
+    "index_topk", "index_topk_blocks", "indexer_budget", "keep_window_size", "local_attention", "mamba_chunk_size",
     "original_max_position_embeddings", "rel_extent", "sliding_window", "sliding_window_size", "window_size",
 })  # fmt: skip
 """Settings that count tokens beyond which a layer computes in another way."""
@@ -43,6 +43,7 @@ _CAPPED = {
     "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "top_k_experts": 2,
     "n_group": 2, "num_expert_group": 2, "topk_group": 1,
     "n_groups": 1, "mamba_n_groups": 1, "mamba_ngroups": 1,
+    "indexer_compress_ratio": 4,
     "n_shared_experts": 1, "num_shared_experts": 1, "moe_num_shared_experts": 1,
 }  # fmt: skip
 _VOCABULARY = 256

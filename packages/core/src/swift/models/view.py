@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,18 @@ from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded
 from swift.errors import ModelError
-from swift.models.attention import FLASH, VARLEN, AttentionChoice, attends_causally, edges_on, packing_of, use_attention
+from swift.models.attention import (
+    CHOOSING_LAYERS,
+    FLASH,
+    VARLEN,
+    AttentionChoice,
+    attends_causally,
+    edges_on,
+    mixing_layers,
+    packing_of,
+    use_attention,
+    with_mask,
+)
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
@@ -27,6 +39,7 @@ from swift.models.media import ProcessorReader
 from swift.models.names import base_model
 from swift.models.neftune import NeftuneNoise
 from swift.models.pooling import pooled, pooling_weights
+from swift.models.sample_by_sample import Row, Search, call_by_sample
 from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model
 from swift.models.view_check import (
@@ -46,6 +59,8 @@ HEAD_NEEDS = frozenset(
 
 _NOT_FLAT = "Turn it off: --data.packing false --data.padding_free false"
 _ONE_ROW = "Type --train.micro_batch 1"
+_MOST_ROUNDS = 8
+"""Of looking for modules that mix samples: each finds those that the ones before had hidden."""
 
 
 class ViewModule(nn.Module):
@@ -89,6 +104,12 @@ class ViewModule(nn.Module):
         decoder = causal_lm.get_decoder()
         self._class = type(decoder if isinstance(decoder, PreTrainedModel) else causal_lm)
         """Of what is probed on a small copy; kept, as FSDP gives the modules classes of its own."""
+        self.by_sample: list[nn.Module] = []
+        """Modules that see each sample of a packed row alone, as they would mix samples otherwise."""
+        self._small_agrees: bool | None = None
+        """Whether a small copy computes packed samples as each of them alone; None where there is no copy."""
+        if checked and attention.flat and self.separates:
+            self._separate_samples()
         if checked and not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
@@ -99,7 +120,17 @@ class ViewModule(nn.Module):
 
     def add_neftune(self, alpha: float) -> None:
         """Add NEFTune's noise to embeddings from now on, while training."""
-        self._neftune = NeftuneNoise(self.causal_lm.get_input_embeddings(), alpha)
+        embedding = self.causal_lm.get_input_embeddings()
+        if any(embedding in [*module.modules()] for module in self.by_sample):
+            raise ModelError(
+                f"{type(self.causal_lm).__name__} embeds packed samples one by one, and NEFTune's noise is that of a "
+                "whole row.",
+                hint=_NOT_FLAT,
+            )
+        self._neftune = NeftuneNoise(embedding, alpha)
+
+    separates = True
+    """Whether modules that mix packed samples may be called sample by sample: not where a process has a part of one."""
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
@@ -130,7 +161,7 @@ class ViewModule(nn.Module):
         vocabulary = causal_lm.config.get_text_config().vocab_size
         hidden = None
         if self.own_logits:
-            rows = causal_lm(**self.inputs(batch), **self._of_media(batch)).logits
+            rows = self._computed(causal_lm, batch).logits
             head, transform, vocabulary = nn.Identity(), LogitTransform(temperature=batch.temperature), rows.shape[-1]
         else:
             rows = hidden = self._hidden(batch)
@@ -156,10 +187,18 @@ class ViewModule(nn.Module):
         """Return the hidden states of all tokens, with images instead of their tokens."""
         causal_lm = self.causal_lm
         if batch.media is not None and self._unembeds and causal_lm.base_model is causal_lm:
-            return _hidden_without_head(causal_lm, **self.inputs(batch), **self._of_media(batch))
+            return self._computed(partial(_hidden_without_head, causal_lm), batch)
         trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
-        hidden: torch.Tensor = trunk(**self.inputs(batch), **self._of_media(batch)).last_hidden_state
+        hidden: torch.Tensor = self._computed(trunk, batch).last_hidden_state
         return hidden
+
+    def _computed(self, model: Callable[..., Any], batch: MicroBatch) -> Any:
+        """Return what a model makes of a batch, whose samples modules with state see one by one."""
+        lengths = (
+            () if batch.boundaries is None else packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1]).lengths
+        )
+        with Row(lengths) if self.by_sample else nullcontext():
+            return model(**self.inputs(batch), **self._of_media(batch))
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""
@@ -177,7 +216,7 @@ class ViewModule(nn.Module):
         positions = batch.learned()
         head, transform = causal_lm.get_output_embeddings(), self._transform
         if self.own_logits:
-            hidden = causal_lm(**self.inputs(batch)).logits
+            hidden = self._computed(causal_lm, batch).logits
             head, transform = nn.Identity(), LogitTransform()
         else:
             hidden = self._hidden(batch)
@@ -358,24 +397,95 @@ class ViewModule(nn.Module):
         name = type(self.causal_lm).__name__
         layout = "packed" if self.attention.flat else "padded"
         named = ", ".join(f"{key} {value:,}" for key, value in limits.items())
-        small = shrunk_model(self._class, config)
-        if small is None:
-            if self.attention.flat:
-                raise ModelError(
-                    f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=_NOT_FLAT
-                )
-            return
-        view = ViewModule(small, attention=on_cpu(self.attention, config), checked=False)
-        view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
-        view.own_logits = view._unembeds
-        with torch.autocast("cpu", enabled=False):
-            expected = own_numbers(small, FAR_PROBED, unembeds=view._unembeds)
-            agrees = view._layout_agrees(view.probe(FAR_PROBED), expected)
-        if not agrees:
+        if self._small_agrees is None and (small := self._small_view()) is not None:
+            self._small_agrees = small._far_agrees()
+        if self._small_agrees is None and self.attention.flat:
+            raise ModelError(
+                f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=_NOT_FLAT
+            )
+        if self._small_agrees is False:
             raise ModelError(
                 f"{name} computes different results when samples are {layout} in rows longer than {named}.",
                 hint=_NOT_FLAT if self.attention.flat else _ONE_ROW,
             )
+
+    def _small_view(self) -> ViewModule | None:
+        """Return a view of a small copy of the decoder, on the CPU; None where no copy can be built."""
+        config = self.causal_lm.config
+        small = shrunk_model(self._class, config)
+        if small is None:
+            return None
+        view = ViewModule(small, attention=on_cpu(self.attention, config), checked=False)
+        view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
+        view.own_logits = view._unembeds
+        return view
+
+    @torch.no_grad()
+    def _far_agrees(self) -> bool:
+        with torch.autocast("cpu", enabled=False):
+            expected = own_numbers(self.causal_lm, FAR_PROBED, unembeds=self._unembeds)
+            return self._layout_agrees(self.probe(FAR_PROBED), expected)
+
+    def _separate_samples(self) -> None:
+        """Let modules that mix packed samples see one sample at a time: those of which a small copy needs it."""
+        search = self._searched()
+        without_mask = self.attention.implementation in (VARLEN, FLASH) and self.attention.reason != "requested"
+        if not self._small_agrees and search is not None and without_mask:
+            self.attention = with_mask(self.attention, self.causal_lm.config)
+            use_attention(self.causal_lm, self.attention)
+            search = self._searched()
+        if search is not None and self._small_agrees and search.found:
+            search.forget_inner()
+            self.by_sample = call_by_sample(self.causal_lm.get_decoder(), search.found)
+            reason = f"{self.attention.reason}; {', '.join(search.named())} sample by sample"
+            self.attention = replace(self.attention, reason=reason)
+        self._refuse_unproven_layers(search)
+
+    def _refuse_unproven_layers(self, search: Search | None) -> None:
+        """Refuse types of layers that are known to mix samples, and in which nothing has been found that does."""
+        config = self.causal_lm.config.get_text_config()
+        unproven = {*mixing_layers(config)} - CHOOSING_LAYERS
+        if search is not None and self._small_agrees:
+            unproven -= search.types_of_layers()
+        if unproven:
+            raise ModelError(
+                f"{config.model_type} has {', '.join(sorted(unproven))} layers, and swift cannot keep packed samples "
+                "separate in them.",
+                hint=_NOT_FLAT,
+            )
+
+    def _searched(self) -> Search | None:
+        """Return what has been found on a small copy, and note whether it computes packed samples right with it."""
+        view = self._small_view()
+        if view is None:
+            return None
+        search = Search(view.causal_lm.get_decoder(), FAR_PROBED)
+        for _ in range(_MOST_ROUNDS):
+            try:
+                self._small_agrees = view._far_agrees()
+                if self._small_agrees or not view._search_on(search):
+                    break
+            except Exception:  # whatever a model's own code raises when it is called in parts
+                if not search.found:
+                    raise
+                self._small_agrees = False
+                break
+        return search
+
+    @torch.no_grad()
+    def _search_on(self, search: Search) -> bool:
+        def alone(length: int) -> None:
+            own_numbers(self.causal_lm, [length], unembeds=self._unembeds)
+
+        def row(lengths: Sequence[int]) -> int:
+            batch = self.probe(lengths)
+            self._hidden(batch) if not self.own_logits else [*self.logits(batch)]
+            return batch.input_ids.shape[1]
+
+        with torch.autocast("cpu", enabled=False):
+            found = search.next_round(alone, row)
+        self.by_sample = search.modules
+        return found
 
     def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
         if self._unembeds:

@@ -24,6 +24,7 @@ from swift.models.attention import choose_attention
 from swift.models.build import meta_model
 from swift.models.names import ADAPTER, START, adapter_names, generator_of
 from swift.models.precision import compute_dtype
+from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.tuners import apply_tuner
 from swift.models.view import ViewModule
 from swift.processes.comms import Comms
@@ -155,7 +156,7 @@ def _whole_model(run: Run, source: ModelSource, dtype: torch.dtype) -> ViewModul
     model.config.use_cache = False
     model.requires_grad_(False)
     if config.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
     view = ViewModule(model, attention=attention, say=run.say)
     view.pooling = config.model.pooling
     return view
