@@ -34,6 +34,7 @@ from swift.models.names import (
     Piece,
     adapter_names,
     base_model,
+    canonical_buffers,
     canonical_parameters,
     canonical_weights,
     generator_of,
@@ -47,6 +48,7 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
+from swift.models.routers import RouterOptions, balance_loss, follow_load, load_metrics, load_of, z_loss
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
@@ -86,6 +88,7 @@ __all__ = [
     "LogitTransform",
     "NonFiniteStep",
     "Piece",
+    "RouterOptions",
     "SequenceView",
     "TensorSlices",
     "TokenViews",
@@ -103,10 +106,12 @@ __all__ = [
     "as_plain_lora",
     "attach_peft",
     "auto_class",
+    "balance_loss",
     "base_model",
     "before_update",
     "build_optimizer",
     "build_view",
+    "canonical_buffers",
     "canonical_parameters",
     "canonical_weights",
     "check_archive",
@@ -121,6 +126,7 @@ __all__ = [
     "experts_of",
     "fill",
     "follow_launcher",
+    "follow_load",
     "generator_of",
     "gradient_view",
     "head_of",
@@ -131,6 +137,8 @@ __all__ = [
     "kernels_for",
     "layers_to_quantise",
     "leave_group",
+    "load_metrics",
+    "load_of",
     "load_pickle",
     "merged",
     "meta_model",
@@ -170,4 +178,5 @@ __all__ = [
     "weight_counts",
     "whole_shape",
     "without_bitsandbytes",
+    "z_loss",
 ]
