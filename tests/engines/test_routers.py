@@ -13,6 +13,7 @@ import pytest
 import torch
 from plain_torch import PlainTrainer, batches_of, conversation_tokens, load_model, response_logp
 from processes import on_processes, succeeded
+from safetensors.torch import load_file
 from tiny_runs import Trained, conversations, run_training
 from tiny_types import write_tiny
 from transformers import AutoTokenizer
@@ -79,17 +80,21 @@ class Expected:
     sizes: list[float] = field(default_factory=list)
     loads: list[torch.Tensor] = field(default_factory=list)
     """[layers, experts]"""
+    biases: list[torch.Tensor] = field(default_factory=list)
+    """Of each router, after the last step."""
 
 
 def routed_by(model: Any) -> list[Any]:
     return [module for module in model.modules() if type(module).__name__.endswith(("TopKRouter", "TopkRouter"))]
 
 
-def plain(folder: Path, rate: float, size: int) -> Expected:
+def plain(folder: Path, rate: float, size: int, *, frozen: bool = False) -> Expected:
     """Train with transformers alone, one sample after the other."""
     model: Any = load_model(folder).train()
     behind = AutoTokenizer.from_pretrained(folder)("\n").input_ids  # what the template ends with
     routers = routed_by(model)
+    for router in routers if frozen else []:
+        router.requires_grad_(False)
     routed: list[tuple[torch.Tensor, torch.Tensor]] = []
     for router in routers:
         router.register_forward_hook(lambda _module, _inputs, output: routed.append((output[0], output[2])))
@@ -120,6 +125,7 @@ def plain(folder: Path, rate: float, size: int) -> Expected:
         found.loads.append(load)
         for router, layer in zip(routers if rate else [], load, strict=False):
             router.e_score_correction_bias += rate * torch.sign(layer.mean() - layer)
+    found.biases = [router.e_score_correction_bias.clone() for router in routers if rate]
     return found
 
 
@@ -190,3 +196,58 @@ def test_routers_match_on_each_backend(
     jobs = [partial(trained, models, tmp_path, kind, layout) for kind in TYPES]
     for kind, results in zip(TYPES, on_processes(layout.processes, *jobs), strict=True):
         check(succeeded(results)[0], expected[kind, False])
+
+
+FROZEN = {
+    "torch": Layout(CHECKPOINTED, "torch", 2),
+    "FSDP2": Layout({}, "fsdp", 2),
+    "ZeRO 3": Layout({"backend.config": "zero3"}, "deepspeed", 2),
+    "Megatron": Layout({"parallel.pp": 2}, "megatron", 2),
+}
+
+
+@pytest.mark.full
+def test_frozen_routers_match_on_each_backend(models: dict[str, Path], tmp_path: Path) -> None:
+    """All weights but those of routers are trained; losses of routers reach the layers before them."""
+    wanted = plain(models["qwen3_moe"], 0.0, SIZE, frozen=True)
+    for layout in FROZEN.values():
+        preload(layout.backend)
+        job = partial(trained, models, tmp_path, "qwen3_moe", layout, **{"tuner.freeze_router": True})
+        check(succeeded(on_processes(layout.processes, job)[0])[0], wanted)
+
+
+CHAIN: list[dict[str, Any]] = [
+    {"backend.name": "torch"},
+    {"backend.name": "fsdp"},
+    {"backend.name": "deepspeed", "backend.config": "zero3"},
+    {"backend.name": "megatron"},
+]
+
+
+@pytest.mark.full
+def test_biases_are_saved_resumed_and_exported(
+    models: dict[str, Path], expected: dict[tuple[str, bool], Expected], tmp_path: Path
+) -> None:
+    """Each step is made by another backend, from the checkpoint of the one before; the last one has all biases."""
+    wanted = expected["deepseek_v3", False]
+    for backend in CHAIN:
+        preload(backend["backend.name"])
+    for first in range(len(CHAIN)):
+        start: Path | None = None
+        for step in range(STEPS):
+            changes = {**CHAIN[(first + step) % len(CHAIN)], "checkpoint.save_steps": 1}
+            changes |= {"logging.run_name": f"{first}-{step}", "checkpoint.resume": start and str(start)}
+            job = partial(trained, models, tmp_path, "deepseek_v3", Layout(), **changes)
+            run = succeeded(on_processes(1, job)[0])[0]
+            assert run.losses == pytest.approx(wanted.losses[step:], rel=1e-5)
+            assert run.grad_norms == pytest.approx(wanted.grad_norms[step:], rel=1e-4)
+            check_biases(run.folder / f"checkpoint-{STEPS}", wanted)
+            start = run.folder / f"checkpoint-{step + 1}"
+
+
+def check_biases(folder: Path, wanted: Expected) -> None:
+    found = load_file(folder / "model.safetensors")
+    names = sorted(name for name in found if name.endswith("e_score_correction_bias"))
+    assert len(names) == len(wanted.biases)
+    for name, bias in zip(names, wanted.biases, strict=True):
+        assert torch.equal(found[name].float(), bias)

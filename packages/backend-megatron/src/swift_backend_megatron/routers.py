@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from swift.contracts import Run
+from swift.data.batch import Batch
 from swift.toolkit import RouterOptions, balance_loss, follow_load, load_metrics, z_loss
 from swift_backend_megatron.sequences import MicroBatchSlice
 
@@ -51,6 +52,7 @@ class MegatronRouters:
         self._device = torch.device(run.topology.device)
         self._shard: MicroBatchSlice | None = None
         self._tokens = 0
+        self._has_rows = True
         self._sums: torch.Tensor
         self._load: torch.Tensor
         count = torch.tensor([len(self._routers)], device=self._device)
@@ -70,9 +72,10 @@ class MegatronRouters:
         return bool(self._count and (self._options.requested or self._options.log_load))
 
     @contextmanager
-    def step(self, tokens: int) -> Iterator[None]:
-        """Inside, note what the micro-batches of a global batch of so many tokens are routed to."""
-        self._tokens = max(1, tokens)
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Inside, note what the tokens of a process's slice of a global batch are routed to."""
+        self._tokens = max(1, batch.tokens)
+        self._has_rows = bool(batch.rows)  # a process without rows computes one of another's
         self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         shape = (self._config.num_layers, self._config.num_moe_experts or 0)
         self._load = torch.zeros(shape, dtype=torch.float64, device=self._device)
@@ -96,7 +99,7 @@ class MegatronRouters:
         def routed(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
             probabilities, chosen = routing(logits, *arguments, **named)
             shard = self._micro_batch(router)
-            if shard is not None and shard.counts:
+            if shard is not None and shard.counts and self._has_rows:
                 probabilities = self._note(router, shard, logits.flatten(0, 1), probabilities, chosen)
             return probabilities, chosen
 
@@ -157,7 +160,7 @@ class MegatronRouters:
             ids = ids.chunk(group.size())[group.rank()]
         return ids.flatten()
 
-    def finish(self, tokens: int, *, skipped: bool) -> dict[str, tuple[float, float]]:
+    def finish(self, batch: Batch, *, skipped: bool) -> dict[str, tuple[float, float]]:
         """Add up over all processes, let biases follow the load, and return what is logged."""
         if not self.watched:
             return {}
@@ -170,7 +173,7 @@ class MegatronRouters:
             follow_load(router.module.expert_bias, load[router.layer], options.bias_rate)
         found = {"router_aux_loss": (aux, options.aux_loss), "router_z_loss": (z, options.z_loss)}
         metrics = {
-            name: (total, float(max(1, tokens) * self._count)) for name, (total, weight) in found.items() if weight
+            name: (total, float(batch.tokens * self._count)) for name, (total, weight) in found.items() if weight
         }
         if options.log_load:
             metrics |= {name: (value, 1.0) for name, value in load_metrics(load).items()}

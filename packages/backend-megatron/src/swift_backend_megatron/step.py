@@ -40,7 +40,7 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
         if state.built.sees:
             # Gradients of the encoder are added up across all processes, also of those without an image.
             batch = batch.with_stand_ins()
-        with state.routers.step(batch.tokens):
+        with state.routers.step(batch):
             totals = _pass(run, state, batch, objective, forward_only=False)
         learning_rate = run.schedule(state.step)
         for group in state.optimizer.param_groups:
@@ -54,7 +54,7 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
         if not skipped:
             before_update()
             state.optimizer.step_with_ready_grads()
-        totals.metrics.update(state.routers.finish(batch.tokens, skipped=skipped))
+        totals.metrics.update(state.routers.finish(batch, skipped=skipped))
     state.step += 1
     return StepResult(
         loss=totals.loss / batch.weight,

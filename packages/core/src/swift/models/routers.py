@@ -164,10 +164,9 @@ class _Recorded:
 
 def recorded_routers(model: PreTrainedModel) -> list[_Recorded]:
     """Return the modules that transformers notes as making the logits of routers, in the order of the layers."""
-    decoder = model.get_decoder()
     specs = [
         spec
-        for part in decoder.modules()
+        for part in model.modules()
         if isinstance(part, PreTrainedModel)
         for spec in _specs((getattr(part, "_can_record_outputs", None) or {}).get("router_logits"))
     ]
@@ -358,7 +357,8 @@ class Routers:
         sizes: list[torch.Tensor] = []
         for at, passes in self._seen.items():
             for logits, chosen in passes:
-                self._check(at, chosen, batch)
+                if not self._fits(at, chosen, batch):
+                    continue
                 load[at] += load_of(chosen, inside, self._experts)
                 if options.aux_loss:
                     balance.append(self._balance(logits, chosen.shape[-1], batch, add_up))
@@ -381,11 +381,13 @@ class Routers:
         assert self._kind.scoring is not None
         return balance_loss(logits, top_k, batch.segment_ids, batch.segments, scoring=self._kind.scoring, add_up=add_up)
 
-    def _check(self, at: int, chosen: torch.Tensor, batch: MicroBatch) -> None:
-        if len(chosen) != batch.segment_ids.numel():
-            raise self._options.refusal(
-                f"the router {self._routers[at].name} was given {len(chosen)} tokens of {batch.segment_ids.numel()}."
-            )
+    def _fits(self, at: int, chosen: torch.Tensor, batch: MicroBatch) -> bool:
+        """Return whether a router was given the tokens of the micro-batch, each once; refuse options that need it."""
+        fits = len(chosen) == batch.segment_ids.numel()
+        if not fits and self._options.requested:
+            name, tokens = self._routers[at].name, batch.segment_ids.numel()
+            raise self._options.refusal(f"the router {name} was given {len(chosen)} tokens instead of {tokens}.")
+        return fits
 
     def follow(self, load: torch.Tensor | None) -> None:
         """Let the biases of routers follow the load [layers, experts] of the global batch, where they are to do so."""
