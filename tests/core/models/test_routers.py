@@ -12,7 +12,8 @@ from tiny_runs import conversations, run_training, write_model
 from tiny_types import tiny_model, write_tiny
 
 from swift.errors import ConfigError
-from swift.models.routers import RouterKind, balance_loss, kind_of, load_metrics
+from swift.models.router_losses import balance_loss, load_metrics
+from swift.models.routers import RouterKind, kind_of
 
 KINDS: dict[str, RouterKind | None] = {
     "qwen3_moe": RouterKind("softmax", None),

@@ -21,6 +21,7 @@ from swift.contracts import Run
 from swift.data.batch import Batch
 from swift.toolkit import RouterOptions, balance_loss, follow_load, load_metrics, z_loss
 from swift_backend_megatron.sequences import MicroBatchSlice
+from swift_backend_megatron.tensor_map import MegatronModel
 
 
 @dataclass
@@ -39,14 +40,14 @@ class _Router:
 class MegatronRouters:
     """The routers of a model in training."""
 
-    def __init__(self, run: Run, chunks: list[Any], config: Any) -> None:
+    def __init__(self, run: Run, built: MegatronModel) -> None:
         from megatron.core import parallel_state
         from megatron.core.transformer.moe.router import TopKRouter
 
-        self._options = options = RouterOptions.of(run.config)
-        self._config = config
+        self._options = options = RouterOptions.of(run.config, built.source.config, run.say)
+        self._config = built.config
         self._routers = [
-            _Router(module) for chunk in chunks for module in chunk.modules() if isinstance(module, TopKRouter)
+            _Router(module) for chunk in built.chunks for module in chunk.modules() if isinstance(module, TopKRouter)
         ]
         self._shared = parallel_state.get_tensor_and_context_parallel_group()
         self._device = torch.device(run.topology.device)

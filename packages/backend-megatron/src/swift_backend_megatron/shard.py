@@ -62,7 +62,7 @@ def shard(run: Run, model: MegatronModel) -> MegatronState:
             optimizer=optimizer,
             masters=MasterWeights(optimizer, wrapped, slots_of(run.config.optim)),
             slicer=slicer_of(run, model.config),
-            routers=MegatronRouters(run, model.chunks, model.config),
+            routers=MegatronRouters(run, model),
         )
         _fill(run, state)
     return state

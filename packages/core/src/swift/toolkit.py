@@ -48,7 +48,8 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
-from swift.models.routers import RouterOptions, balance_loss, follow_load, load_metrics, load_of, z_loss
+from swift.models.router_losses import balance_loss, follow_load, load_metrics, z_loss
+from swift.models.routers import RouterOptions
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
@@ -138,7 +139,6 @@ __all__ = [
     "layers_to_quantise",
     "leave_group",
     "load_metrics",
-    "load_of",
     "load_pickle",
     "merged",
     "meta_model",

@@ -1,21 +1,19 @@
-"""Routers of mixtures of experts: the losses that balance them, the load of experts, and biases that follow the load.
+"""Routers of mixtures of experts: found, watched in training, and balanced by losses or by biases.
 
-Transformers notes for each architecture which modules make the logits of routers. Hooks on these see what a micro-batch
-is routed to. Both losses are sums over tokens, so that they depend on no layout: `balance_loss` looks at one sample at
-a time, as DeepSeek-V3 does (arXiv:2412.19437), and is weighted with the sample's tokens.
+Transformers notes for each architecture which modules make the logits of routers (`_can_record_outputs`). Hooks on
+these see what a micro-batch is routed to. How an architecture computes scores, and whether it has a bias that corrects
+the choice of experts, shows on a small copy of it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import softplus
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -23,89 +21,14 @@ from swift.config.sections import Config
 from swift.contracts import ModelView
 from swift.data.batch import MicroBatch
 from swift.errors import ConfigError
+from swift.models.router_losses import SCORES, AddUp, balance_loss, follow_load, load_of, z_loss
 from swift.models.shrunk import shrunk_model
 from swift.plugins.tuner import tuner_of
 
-SCORES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "softmax": lambda logits: logits.softmax(-1),
-    "sigmoid": torch.sigmoid,
-    "sqrtsoftplus": lambda logits: softplus(logits).sqrt(),
-}
-"""Scoring functions of routers, by the names that config.json has for them."""
 _CLOSE = 1e-4
 """Largest relative difference between the weights of a router and those that a scoring function gives."""
 _FORCED = 1e4
 """Added to the bias of one expert, so that every token is routed to it."""
-
-LOSSES = ("router_aux_loss", "router_z_loss")
-"""Losses of routers, as `ModelView` and logged lines have them."""
-AddUp = Callable[[torch.Tensor], object]
-
-
-def balance_loss(
-    logits: torch.Tensor,
-    top_k: int,
-    segment_ids: torch.Tensor,
-    segments: int,
-    *,
-    scoring: str,
-    add_up: AddUp | None = None,
-) -> torch.Tensor:
-    """Return the sum over samples of tokens · experts · Σ_e f_e · P_e, of the logits [tokens, experts] of one router.
-
-    f_e is the share of the sample's `top_k` highest scores that are of expert e, without gradient, and P_e the mean of
-    its scores, which are normalized. A balanced router has 1 per token. Where processes share samples, `add_up` adds a
-    tensor up over them, and the sum of what they return is the whole.
-    """
-    experts = logits.shape[-1]
-    scores = SCORES[scoring](logits.float())
-    scores = scores / scores.sum(-1, keepdim=True)
-    rows = torch.where(segment_ids >= 0, segment_ids, segments).flatten().long()  # padding has a row of its own
-    highest = scores.detach().topk(top_k, dim=-1).indices
-    counts = scores.new_zeros((segments + 1) * experts)
-    counts.scatter_add_(0, (rows[:, None] * experts + highest).flatten(), counts.new_ones(highest.numel()))
-    counts = counts.view(segments + 1, experts)
-    if add_up is not None:
-        add_up(counts)
-    tokens = counts.sum(-1, keepdim=True) / top_k
-    sums = scores.new_zeros(segments + 1, experts).index_add(0, rows, scores)
-    return (sums * counts * (experts / top_k) / tokens.clamp(min=1.0))[:segments].sum()
-
-
-def z_loss(logits: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the tokens `inside` of the squared logsumexp of their logits (ST-MoE, arXiv:2202.08906)."""
-    return (logits.float().logsumexp(-1).square() * inside.flatten()).sum()
-
-
-def load_of(chosen: torch.Tensor, inside: torch.Tensor, experts: int) -> torch.Tensor:
-    """Return how many of the tokens `inside` each expert gets, of the experts [tokens, k] that are chosen for them."""
-    counted = inside.flatten()[:, None].expand_as(chosen).flatten().float()
-    return counted.new_zeros(experts).scatter_add_(0, chosen.flatten(), counted)
-
-
-def load_metrics(load: torch.Tensor) -> dict[str, float]:
-    """Return what is logged of the load [layers, experts] of a step; layers without a router have zeros.
-
-    `expert_load/max` is the largest share of an expert relative to an equal share, `expert_load/entropy` the mean
-    entropy of layers relative to that of equal shares, and `expert_load/unused` the number of experts without a token.
-    """
-    load = load.double()
-    load = load[load.sum(-1) > 0]
-    if not len(load):
-        return {}
-    share, experts = load / load.sum(-1, keepdim=True), load.shape[-1]
-    entropy = torch.special.entr(share).sum(-1).mean() / (math.log(experts) if experts > 1 else 1.0)
-    return {
-        "expert_load/max": float(share.max()) * experts,
-        "expert_load/entropy": float(entropy),
-        "expert_load/unused": float((load == 0).sum()),
-    }
-
-
-def follow_load(bias: torch.Tensor, load: torch.Tensor, rate: float) -> None:
-    """Raise the bias of experts with less than the mean load by `rate`, in place, and lower that of the others."""
-    with torch.no_grad():
-        bias.add_((torch.sign(load.sum() - load * load.numel()) * rate).to(bias))
 
 
 @dataclass(frozen=True)
@@ -118,9 +41,14 @@ class RouterOptions:
     log_load: bool
 
     @classmethod
-    def of(cls, config: Config) -> RouterOptions:
+    def of(cls, config: Config, model_config: Any, say: Callable[[str], None]) -> RouterOptions:
         """Return the options of a configuration; refuse those that its tuner cannot keep."""
         train = config.train
+        if getattr(model_config.get_text_config(), "output_router_logits", False) and not train.router_aux_loss:
+            say(
+                "output_router_logits in config.json has no effect: no balance loss is added. To add one type "
+                "--train.router_aux_loss 0.001"
+            )
         if train.router_bias_rate and tuner_of(config.tuner).adapter:
             raise ConfigError(
                 "train.router_bias_rate changes a part of the model that adapters do not hold.",
@@ -319,7 +247,7 @@ class Routers:
         self._kind = kind
         self._biases = biases
         self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
-        self._experts = 0
+        self._experts: set[int] = set()
         for at, each in enumerate(routers):
             each.module.register_forward_hook(self._hook(at, each))
 
@@ -329,7 +257,7 @@ class Routers:
             # computed here: what is in a checkpointed layer would have to be computed again in the same way.
             if self._seen is not None and (routed := router.routed(output)) is not None:
                 logits, chosen = routed
-                self._experts = logits.shape[-1]
+                self._experts.add(logits.shape[-1])
                 kept = logits if self._options.aux_loss or self._options.z_loss else logits.new_empty(0)
                 self._seen.setdefault(at, []).append((kept, chosen.detach()))
 
@@ -349,32 +277,37 @@ class Routers:
 
         `batch` may be a part of the tokens of its samples; `add_up` then adds a tensor up over all parts.
         """
-        if not self._seen:
-            return view
         inside, options = batch.segment_ids >= 0, self._options
-        load = inside.new_zeros((len(self._routers), self._experts), dtype=torch.float32)
+        if len(self._experts) > 1 and options.requested:
+            raise options.refusal(f"routers have different numbers of experts: {sorted(self._experts)}.")
+        if not self._seen or len(self._experts) > 1:
+            return view
+        (experts,) = self._experts
+        load = inside.new_zeros((len(self._routers), experts), dtype=torch.float32)
         balance: list[torch.Tensor] = []
         sizes: list[torch.Tensor] = []
         for at, passes in self._seen.items():
             for logits, chosen in passes:
                 if not self._fits(at, chosen, batch):
                     continue
-                load[at] += load_of(chosen, inside, self._experts)
+                load[at] += load_of(chosen, inside, experts)
                 if options.aux_loss:
                     balance.append(self._balance(logits, chosen.shape[-1], batch, add_up))
                 if options.z_loss:
                     sizes.append(z_loss(logits, inside))
-        if add_up is not None:
-            add_up(load)
+        if options.log_load or options.bias_rate:
+            if add_up is not None:
+                add_up(load)
+            view = replace(view, expert_load=load)
         found = {"router_aux_loss": (options.aux_loss, balance), "router_z_loss": (options.z_loss, sizes)}
         sums = {name: torch.stack(terms).sum() / len(self._routers) for name, (_, terms) in found.items() if terms}
         if not sums:
-            return replace(view, expert_load=load)
+            return view
         noted = torch.stack([each.detach() for each in sums.values()])
         if add_up is not None:
             add_up(noted)
         loss = torch.stack([found[name][0] * each for name, each in sums.items()]).sum()
-        return replace(view, expert_load=load, router_loss=loss, **dict(zip(sums, noted, strict=True)))
+        return replace(view, router_loss=loss, **dict(zip(sums, noted, strict=True)))
 
     def _balance(self, logits: torch.Tensor, top_k: int, batch: MicroBatch, add_up: AddUp | None) -> torch.Tensor:
         assert self._kind is not None
@@ -397,12 +330,12 @@ class Routers:
             follow_load(getattr(owner, name), each, self._options.bias_rate)
 
 
-def routers_of(config: Config, model: PreTrainedModel) -> Routers | None:
+def routers_of(config: Config, model: PreTrainedModel, say: Callable[[str], None]) -> Routers | None:
     """Return the routers of a model in training, hooks in place; None where nothing is wanted of them.
 
     Refuses losses and biases that the architecture does not support.
     """
-    options = RouterOptions.of(config)
+    options = RouterOptions.of(config, model.config, say)
     routers = recorded_routers(model)
     if not options.requested:
         # Code that is compiled has no hooks.

@@ -27,7 +27,7 @@ from swift.models.collectives import added_up, gathered
 from swift.models.media import ProcessorReader
 from swift.models.pooling import pooling_weights
 from swift.models.positions import rope_by_length
-from swift.models.routers import AddUp
+from swift.models.router_losses import AddUp
 from swift.models.sizes import values_of
 from swift.models.view import ViewModule
 

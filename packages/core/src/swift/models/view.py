@@ -27,7 +27,8 @@ from swift.models.media import ProcessorReader
 from swift.models.names import base_model
 from swift.models.neftune import NeftuneNoise
 from swift.models.pooling import pooled, pooling_weights
-from swift.models.routers import AddUp, Routers
+from swift.models.router_losses import AddUp
+from swift.models.routers import Routers
 from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model
 from swift.models.view_check import (

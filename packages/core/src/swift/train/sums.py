@@ -11,7 +11,7 @@ import torch
 
 from swift.contracts import ForwardResult, LossSums, ModelView, StepResult
 from swift.errors import TrainingError
-from swift.models.routers import LOSSES, load_metrics
+from swift.models.router_losses import LOSSES, load_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
