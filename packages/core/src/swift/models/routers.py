@@ -277,37 +277,45 @@ class Routers:
 
         `batch` may be a part of the tokens of its samples; `add_up` then adds a tensor up over all parts.
         """
-        inside, options = batch.segment_ids >= 0, self._options
+        options = self._options
         if len(self._experts) > 1 and options.requested:
             raise options.refusal(f"routers have different numbers of experts: {sorted(self._experts)}.")
         if not self._seen or len(self._experts) > 1:
             return view
-        (experts,) = self._experts
-        load = inside.new_zeros((len(self._routers), experts), dtype=torch.float32)
-        balance: list[torch.Tensor] = []
-        sizes: list[torch.Tensor] = []
-        for at, passes in self._seen.items():
-            for logits, chosen in passes:
-                if not self._fits(at, chosen, batch):
-                    continue
-                load[at] += load_of(chosen, inside, experts)
-                if options.aux_loss:
-                    balance.append(self._balance(logits, chosen.shape[-1], batch, add_up))
-                if options.z_loss:
-                    sizes.append(z_loss(logits, inside))
+        routed = [(at, *each) for at, passes in self._seen.items() for each in passes if self._fits(at, each[1], batch)]
         if options.log_load or options.bias_rate:
+            load = self._load([(at, chosen) for at, _, chosen in routed], batch)
             if add_up is not None:
                 add_up(load)
             view = replace(view, expert_load=load)
-        found = {"router_aux_loss": (options.aux_loss, balance), "router_z_loss": (options.z_loss, sizes)}
-        sums = {name: torch.stack(terms).sum() / len(self._routers) for name, (_, terms) in found.items() if terms}
-        if not sums:
-            return view
-        noted = torch.stack([each.detach() for each in sums.values()])
+        if options.aux_loss or options.z_loss:
+            view = self._with_losses(view, [(logits, chosen.shape[-1]) for _, logits, chosen in routed], batch, add_up)
+        return view
+
+    def _load(self, routed: Sequence[tuple[int, torch.Tensor]], batch: MicroBatch) -> torch.Tensor:
+        (experts,) = self._experts
+        inside = batch.segment_ids >= 0
+        load = inside.new_zeros((len(self._routers), experts), dtype=torch.float32)
+        for at, chosen in routed:
+            load[at] += load_of(chosen, inside, experts)
+        return load
+
+    def _with_losses(
+        self, view: ModelView, routed: Sequence[tuple[torch.Tensor, int]], batch: MicroBatch, add_up: AddUp | None
+    ) -> ModelView:
+        """Return a view with the losses, the means over layers; `routed` are the logits and top-k of each router."""
+        options, terms = self._options, {}
+        if options.aux_loss:
+            terms["router_aux_loss"] = [self._balance(*each, batch, add_up) for each in routed]
+        if options.z_loss:
+            terms["router_z_loss"] = [z_loss(logits, batch.segment_ids >= 0) for logits, _ in routed]
+        means = {name: torch.stack(each).sum() / len(self._routers) for name, each in terms.items()}
+        weights = {"router_aux_loss": options.aux_loss, "router_z_loss": options.z_loss}
+        loss = torch.stack([weights[name] * each for name, each in means.items()]).sum()
+        noted = torch.stack([each.detach() for each in means.values()])
         if add_up is not None:
             add_up(noted)
-        loss = torch.stack([found[name][0] * each for name, each in sums.items()]).sum()
-        return replace(view, router_loss=loss, **dict(zip(sums, noted, strict=True)))
+        return replace(view, router_loss=loss, **dict(zip(means, noted, strict=True)))
 
     def _balance(self, logits: torch.Tensor, top_k: int, batch: MicroBatch, add_up: AddUp | None) -> torch.Tensor:
         assert self._kind is not None
