@@ -76,6 +76,18 @@ def test_frozen_routers_stay_and_adapters_avoid_them(tmp_path: Path) -> None:
         assert any(".router." in name for name in names) != frozen
 
 
+def test_biases_that_are_weights_are_not_trained(tmp_path: Path) -> None:
+    """Weight decay would change what the architecture's code keeps from being trained, as in ERNIE's routers."""
+    model = write_tiny("ernie4_5_moe", tmp_path / "ernie")
+    settings = {"train.max_steps": 2, "checkpoint.save_last": True, "backend.name": "fsdp", "optim.warmup_steps": 0}
+    run_training(model, tmp_path, conversations(4), settings)
+    before = load_file(model / "model.safetensors")
+    after = load_file(tmp_path / "ernie/run/last-checkpoint/model.safetensors")
+    biases = [name for name in before if name.endswith("e_score_correction_bias")]
+    assert biases
+    assert all(torch.equal(before[name], after[name]) for name in biases)
+
+
 def test_losses_are_of_training_steps_only(tmp_path: Path) -> None:
     """An evaluation is that of a run without router losses, and dense models have no load."""
     model = write_tiny("qwen3_moe", tmp_path / "moe")

@@ -134,9 +134,15 @@ def _orthogonal(name: str, shape: Sequence[int], seed: int, generator: torch.Gen
 
 def freeze_by_pattern(model: torch.nn.Module, options: FullOptions) -> None:
     """Train the weights of a model that the options leave to train; none that match nothing, or split a tensor."""
+    fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]  # by its own code
     model.requires_grad_(True)
-    if not options.selects:
-        return
+    if options.selects:
+        _select(model, options)
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+
+
+def _select(model: torch.nn.Module, options: FullOptions) -> None:
     weights = list(canonical_parameters(model))
     _check_matches(options, [piece.name for pieces, _ in weights for piece in pieces])
     below = _share_from_below(model, options.freeze_ratio)
