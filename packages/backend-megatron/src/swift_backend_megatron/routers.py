@@ -44,7 +44,7 @@ class MegatronRouters:
         from megatron.core import parallel_state
         from megatron.core.transformer.moe.router import TopKRouter
 
-        self._options = options = RouterOptions.of(run.config, built.source.config, run.say)
+        self._options = options = RouterOptions.of(run, built.source.config)
         self._config = built.config
         self._routers = [
             _Router(module) for chunk in built.chunks for module in chunk.modules() if isinstance(module, TopKRouter)

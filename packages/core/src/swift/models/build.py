@@ -75,7 +75,7 @@ def build_view(
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_neftune(config.train.neftune_alpha)
-    view.routers = routers_of(config, view.causal_lm, run.say)
+    view.routers = routers_of(run, view.causal_lm)
     _look_at_images(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view, one_width=config.data.packing)

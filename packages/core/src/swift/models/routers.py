@@ -17,8 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
-from swift.config.sections import Config
-from swift.contracts import ModelView
+from swift.contracts import POLICY, ModelView, Run
 from swift.data.batch import MicroBatch
 from swift.errors import ConfigError
 from swift.models.router_losses import SCORES, AddUp, balance_loss, follow_load, load_of, z_loss
@@ -41,11 +40,13 @@ class RouterOptions:
     log_load: bool
 
     @classmethod
-    def of(cls, config: Config, model_config: Any, say: Callable[[str], None]) -> RouterOptions:
-        """Return the options of a configuration; refuse those that its tuner cannot keep."""
-        train = config.train
+    def of(cls, run: Run, model_config: Any) -> RouterOptions:
+        """Return the options of a run, which are those of its policy; refuse what its tuner cannot keep."""
+        config, train = run.config, run.config.train
+        if run.role != POLICY:
+            return cls(0.0, 0.0, 0.0, log_load=False)
         if getattr(model_config.get_text_config(), "output_router_logits", False) and not train.router_aux_loss:
-            say(
+            run.say(
                 "output_router_logits in config.json has no effect: no balance loss is added. To add one type "
                 "--train.router_aux_loss 0.001"
             )
@@ -304,7 +305,8 @@ class Routers:
         self, view: ModelView, routed: Sequence[tuple[torch.Tensor, int]], batch: MicroBatch, add_up: AddUp | None
     ) -> ModelView:
         """Return a view with the losses, the means over layers; `routed` are the logits and top-k of each router."""
-        options, terms = self._options, {}
+        options = self._options
+        terms: dict[str, list[torch.Tensor]] = {}
         if options.aux_loss:
             terms["router_aux_loss"] = [self._balance(*each, batch, add_up) for each in routed]
         if options.z_loss:
@@ -338,19 +340,19 @@ class Routers:
             follow_load(getattr(owner, name), each, self._options.bias_rate)
 
 
-def routers_of(config: Config, model: PreTrainedModel, say: Callable[[str], None]) -> Routers | None:
+def routers_of(run: Run, model: PreTrainedModel) -> Routers | None:
     """Return the routers of a model in training, hooks in place; None where nothing is wanted of them.
 
     Refuses losses and biases that the architecture does not support.
     """
-    options = RouterOptions.of(config, model.config, say)
+    options, compiled = RouterOptions.of(run, model.config), run.config.train.compile
     routers = recorded_routers(model)
     if not options.requested:
         # Code that is compiled has no hooks.
-        wanted = options.log_load and routers and not config.train.compile
+        wanted = options.log_load and routers and not compiled
         return Routers(routers, options, None, []) if wanted else None
     name = type(model).__name__
-    if config.train.compile:
+    if compiled:
         raise options.refusal("routers cannot be seen in compiled layers (train.compile).")
     if not routers:
         raise options.refusal(f"{name} has no routers that transformers notes (`_can_record_outputs`).")
