@@ -55,7 +55,7 @@ def test_fp8_tokens_per_rank_pad_to_multiple_of_16(flat: bool) -> None:
         assert part.input_ids.shape[1] % multiple == 0
         if cp == 1:
             assert torch.equal(part.input_ids[:, :19], batch.input_ids)
-            assert part.padding[:, 19:].all()
+            assert (part.segment_ids[:, 19:] == -1).all()
 
 
 @pytest.mark.parametrize(("version", "said"), [(None, "it is not installed"), ("1.13.0", "2.2 or newer, and 1.13.0")])

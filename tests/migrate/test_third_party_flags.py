@@ -225,7 +225,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--zero_hpz_partition_size 2", "swift config deepspeed zero3"),
     ("--bf16 false --torch_dtype bfloat16", "contradict"),
     ("--trainable_parameters_regex .*", "--tuner.kind full"),
-    ("--router_aux_loss_coef 0.01", "--backend megatron"),
     ("--recompute_granularity full", "--backend megatron"),
     ("--fp8 true", "'hybrid'"),
     ("--optim.lr 1e-5 --learning_rate 1e-4", "Keep one"),

@@ -13,7 +13,15 @@ import torch
 
 from swift.checkpoint import TensorSlices
 from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
-from swift.toolkit import Piece, canonical_parameters, canonical_weights, model_name, optim_name, part_slices
+from swift.toolkit import (
+    Piece,
+    canonical_buffers,
+    canonical_parameters,
+    canonical_weights,
+    model_name,
+    optim_name,
+    part_slices,
+)
 from swift_backend_deepspeed.partitions import Fragment, ZeRO3Nvme, make_slots
 from swift_backend_deepspeed.shard import DeepSpeedState
 from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
@@ -33,7 +41,7 @@ def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
             tensors.update(_tensors(state, pieces, parameter, fragment, counts=_step_of(state, fragment)))
         else:
             tensors.update(_frozen(state, pieces, parameter))
-    writer.tensors(tensors)
+    writer.tensors(tensors | _buffers(state))
 
 
 def _streamed(state: DeepSpeedState, partitions: ZeRO3Nvme) -> Iterator[tuple[str, torch.Tensor]]:
@@ -56,6 +64,7 @@ def _streamed(state: DeepSpeedState, partitions: ZeRO3Nvme) -> Iterator[tuple[st
             del whole  # before the next one is put together
         if count is not None and "step" in state.slots:
             yield from ((optim_name(piece.name, "step"), count) for piece in pieces)
+    yield from _buffers(state).items()
     partitions.release()
 
 
@@ -77,6 +86,7 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
         if isinstance(state.partitions, ZeRO3Nvme):
             reader.tensors(tensors)  # while they are here
             tensors = {}
+    tensors |= {name: buffer for name, buffer in _buffers(state).items() if name in stored}
     reader.tensors(tensors)
     for fragment, count in counts.values():
         slots = state.partitions.optimizer.state[fragment.owner]
@@ -88,6 +98,16 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
     scale = (reader.manifest.get("facts", {}).get("scaler") or {}).get("scale")
     if scale and state.engine.fp16_enabled():
         state.engine.optimizer.loss_scaler.cur_scale = scale
+
+
+def _buffers(state: DeepSpeedState) -> dict[str, torch.Tensor]:
+    """Return what training may change without an optimizer, replicated: biases of routers follow the load."""
+    return {
+        model_name(piece.name): piece.view_of(buffer)
+        for pieces, buffer in canonical_buffers(state.model)
+        if buffer.dtype == torch.float32
+        for piece in pieces
+    }
 
 
 def stream(state: DeepSpeedState) -> WeightStream:

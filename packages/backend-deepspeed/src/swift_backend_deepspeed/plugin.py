@@ -34,6 +34,9 @@ class DeepSpeedBackend:
                 "data.padding_free",
                 "train.neftune_alpha",
                 "train.pad_token",
+                "train.router_aux_loss",
+                "train.router_z_loss",
+                "train.router_bias_rate",
                 "parallel.tp with modules",
             }
         ),

@@ -57,6 +57,8 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
     state.watch.step_ends(batch)
     if skipped and run.config.train.detect_nan and not engine.fp16_enabled():
         raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.nonfinite_samples())
+    if state.view.routers is not None and not skipped:
+        state.view.routers.follow(sums.expert_load)
     state.step += 1
     return sums.step_result(batch, reduced, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped)
 

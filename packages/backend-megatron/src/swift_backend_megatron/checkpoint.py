@@ -51,6 +51,8 @@ def load(state: MegatronState, reader: CheckpointReader) -> None:
             state.masters.make_moments()
         loaded = _Loaded()
         for name, mapped in _saved(state):
+            if model_name(name) not in stored and not (mapped.trained and mapped.tiles):
+                continue  # a buffer
             loaded.add(model_name(name), mapped, views_of(state, mapped))
             for slot in state.masters.moments:
                 if optim_name(name, slot) in stored:
@@ -102,10 +104,10 @@ class _Loaded:
 
 
 def _saved(state: MegatronState) -> Iterator[tuple[str, MappedTensor]]:
-    """Yield what belongs in a checkpoint: all weights or, where adapters are trained, the adapters."""
+    """Yield what belongs in a checkpoint: weights and biases of routers or, where adapters are trained, those alone."""
     adapters = state.built.adapter_tensors
     for name, mapped in state.tensor_map.items():
-        if mapped.trained and (name in adapters or not adapters):
+        if name in adapters or not adapters:
             yield name, mapped
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from swift import TorchOptions
 
@@ -34,15 +34,10 @@ class MegatronConfig(TorchOptions):
         ("core_attn",), min_length=1, description="Parts that recompute selective recomputes: core_attn, mlp, moe"
     )
     dispatcher: Literal["alltoall", "allgather"] = Field("alltoall", description="How tokens get to their experts")
-    moe_aux_loss: NonNegativeFloat = Field(0.0, description="Weight of the loss that balances the load of experts")
-    moe_z_loss: NonNegativeFloat = Field(0.0, description="Weight of the loss that keeps router logits small")
     moe_capacity: PositiveFloat | None = Field(
         None, description="Tokens that an expert takes, as a multiple of its fair share; default: all, none is dropped"
     )
     moe_pad_to_capacity: bool = Field(False, description="Pad every expert's tokens to its capacity")
-    moe_bias_update_rate: NonNegativeFloat = Field(
-        0.0, description="How fast routers with a correction bias (DeepSeek V3) adjust it to balance the load"
-    )
     fp8: Literal["none", "e4m3", "hybrid"] = Field(
         "none", description="Matrix products in FP8, where Transformer Engine has it"
     )

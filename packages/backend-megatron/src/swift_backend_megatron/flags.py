@@ -19,7 +19,6 @@ from swift.config import (
     off,
     quoted,
     renamed,
-    request,
     sets,
     switch,
 )
@@ -33,10 +32,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "backend.recompute_modules": ("recompute_modules",),
     "backend.first_stage": ("decoder_first_pipeline_num_layers",),
     "backend.last_stage": ("decoder_last_pipeline_num_layers",),
-    "backend.moe_z_loss": ("moe_z_loss_coeff",),
     "backend.moe_capacity": ("moe_expert_capacity_factor",),
     "backend.moe_pad_to_capacity": ("moe_pad_expert_input_to_capacity",),
-    "backend.moe_bias_update_rate": ("moe_router_bias_update_rate",),
     "backend.dispatcher": ("moe_token_dispatcher_type",),
     "backend.fp8": ("fp8_format", "fp8"),
     "backend.overlap": ("overlap_grad_reduce", "overlap_param_gather"),
@@ -84,12 +81,6 @@ FLAGS: TranslatedFlags = (
     *((flags, key, _ARITIES.get(key, "value"), _translation(key)) for key, flags in RENAMED.items()),
     (("recompute_granularity",), "train.gradient_checkpointing", "value", _recompute),
     (("attention_backend",), "model.attention", "value", choice(_ATTENTION)),
-    (
-        ("moe_aux_loss_coeff", "router_aux_loss_coef", "aux_loss_coef"),
-        "backend.moe_aux_loss",
-        "value",
-        request("moe_aux_loss"),
-    ),
 )
 
 _OF_THE_MODEL = NotNeeded("it comes from the model's config.json")
@@ -124,9 +115,9 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
     ("fp8_param_gather", "fp8_param"): off("weights are stored in the model's precision."),
     ("moe_grouped_gemm",): Default(("true",), "experts always use grouped GEMM"),
     ("moe_router_load_balancing_type",): Default(
-        ("aux_loss", "none"),
-        "--moe_aux_loss_coeff turns on the balancing loss",
-        "the only load balancing is the auxiliary loss (aux_loss).",
+        ("seq_aux_loss", "aux_loss", "none"),
+        "--moe_aux_loss_coeff turns on the balancing loss, of one sample at a time",
+        "the only load balancing is the auxiliary loss of one sample at a time (seq_aux_loss).",
         "Leave it out; to set its weight type --moe_aux_loss_coeff 0.001",
     ),
     ("moe_router_dtype",): Default(("fp32",), "routers compute in fp32", "routers always compute in fp32."),
@@ -169,18 +160,8 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
 
 
 def settle_megatron(draft: Draft) -> None:
-    """Refuse Megatron's flags with another backend, except a balancing loss of 0, which matches the others."""
+    """Refuse Megatron's flags with another backend."""
     backend = draft.value("backend.name", "torch")
-    request = draft.take("moe_aux_loss")
-    if request is not None and backend == "megatron":
-        draft.replace("backend.moe_aux_loss", request.value, request.source)
-    elif request is not None and str(request.value) in ("0", "0.0", "None", "none"):
-        draft.note(f"{request.source} {request.value} is not needed: the {backend} backend has no balancing loss.")
-    elif request is not None:
-        raise ConfigError(
-            f"{request.source} {request.value}: the auxiliary loss of experts needs the megatron backend.",
-            hint=f"Type: --backend megatron, or {request.source} 0",
-        )
     for key, flags in (*RENAMED.items(), ("backend.recompute", ("recompute_granularity",))):
         source = draft.source(key) if key in draft.assignments and key.startswith("backend.") else ""
         if backend != "megatron" and key not in _SHARED and source.lstrip("-").replace("-", "_") in flags:

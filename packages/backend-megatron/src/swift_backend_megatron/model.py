@@ -154,13 +154,13 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         "apply_rope_fusion": False,
         "moe_permute_fusion": False,
         "moe_token_dispatcher_type": options.dispatcher,
-        "moe_router_load_balancing_type": "aux_loss" if options.moe_aux_loss else "none",
-        "moe_aux_loss_coeff": options.moe_aux_loss,
-        # Divided by the number of processes that share tokens, although each adds up its own.
-        "moe_z_loss_coeff": options.moe_z_loss * sizes.tp * sizes.cp or None,
+        # See routers.py, which also updates biases.
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_z_loss_coeff": None,
+        "moe_router_bias_update_rate": 0.0,
         "moe_expert_capacity_factor": options.moe_capacity,
         "moe_pad_expert_input_to_capacity": options.moe_pad_to_capacity,
-        "moe_router_bias_update_rate": options.moe_bias_update_rate,
         "mtp_num_layers": None,
         **settings_of_files(source.config.get_text_config(), source.names(), found),
         **_task(run, source),
@@ -240,7 +240,7 @@ def _tune(run: Run, built: MegatronModel) -> None:
     weights = sum(math.prod(entry.shape) for entry in built.tensor_map.values())
     _note_weights(run, weights, weights)
     patterns = tuner.options(FullOptions)
-    if tuner.kind == "full" and not patterns.selects and not built.towered:
+    if tuner.kind == "full" and not patterns.selects and not built.towered and not tuner.freeze_router:
         return
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)

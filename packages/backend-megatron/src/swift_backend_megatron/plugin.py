@@ -26,7 +26,16 @@ class MegatronBackend:
         modalities=frozenset({"text", "image"}),
         cuts_media=True,
         calls_before_update=True,
-        features=frozenset({"train.gradient_checkpointing", "train.pad_token", "backend.stages"}),
+        features=frozenset(
+            {
+                "train.gradient_checkpointing",
+                "train.pad_token",
+                "train.router_aux_loss",
+                "train.router_z_loss",
+                "train.router_bias_rate",
+                "backend.stages",
+            }
+        ),
         roles=8,
     )
 

@@ -31,7 +31,7 @@ from swift_backend_megatron.model import build, megatron_model
 from swift_backend_megatron.probe_model import ProbeModel, probe_config
 from swift_backend_megatron.sequences import MicroBatchSlice
 from swift_backend_megatron.shard import slicer_of
-from swift_backend_megatron.step import forget_router_losses, hidden_of, same_dropout_again
+from swift_backend_megatron.step import hidden_of, same_dropout_again
 from swift_backend_megatron.tensor_map import MegatronModel
 from swift_backend_megatron.topology import take_apart
 
@@ -150,7 +150,6 @@ def _megatron_logps(run: Run, probe: ProbeModel, ids: list[torch.Tensor], dtype:
         finally:
             for chunk in built.chunks:
                 take_apart(chunk)
-            forget_router_losses()
 
 
 def _fill(built: MegatronModel, probe: ProbeModel) -> None:

@@ -43,8 +43,8 @@ class MicroBatchSlice:
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     targets: torch.Tensor
-    padding: torch.Tensor
-    """bool: tokens that only fill up."""
+    segment_ids: torch.Tensor
+    """Index of the segment of each token; -1 is padding."""
     packed: Any
     """Megatron's PackedSeqParams, for segments that are end to end."""
     rows: WholeRows | None
@@ -96,7 +96,7 @@ class SequenceSlicer:
             input_ids=own(batch.input_ids),
             position_ids=positions,
             targets=own(batch.targets),
-            padding=~own(batch.segment_ids >= 0),
+            segment_ids=own(batch.segment_ids + 1) - 1,  # what fills up is 0
             packed=packed,
             rows=None if media is None else self._rows(batch, index, lengths, more),
             gathered_at=None if whole else self._gathered_at(index, lengths, width).to(self.device),

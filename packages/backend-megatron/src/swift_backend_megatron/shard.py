@@ -17,6 +17,7 @@ from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.fp8 import tokens_multiple
 from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
 from swift_backend_megatron.masters import MasterWeights
+from swift_backend_megatron.routers import MegatronRouters
 from swift_backend_megatron.sequences import SequenceSlicer
 from swift_backend_megatron.tensor_map import MegatronModel, TensorMap
 from swift_backend_megatron.topology import remember
@@ -33,6 +34,7 @@ class MegatronState:
     """Megatron's, a chain of one for dense and one for expert weights."""
     masters: MasterWeights
     slicer: SequenceSlicer
+    routers: MegatronRouters
     step: int = 0
     owned: set[Any] | None = None
     """TensorSlices that this process contributes when weights are streamed; found when they first are."""
@@ -60,6 +62,7 @@ def shard(run: Run, model: MegatronModel) -> MegatronState:
             optimizer=optimizer,
             masters=MasterWeights(optimizer, wrapped, slots_of(run.config.optim)),
             slicer=slicer_of(run, model.config),
+            routers=MegatronRouters(run, model),
         )
         _fill(run, state)
     return state

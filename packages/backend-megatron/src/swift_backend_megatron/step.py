@@ -24,7 +24,6 @@ from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.adapters import adapters_off
 from swift_backend_megatron.head import view_of
 from swift_backend_megatron.images import embedded
-from swift_backend_megatron.layout import options_of
 from swift_backend_megatron.sequences import MicroBatchSlice
 from swift_backend_megatron.shard import MegatronState
 from swift_backend_megatron.tensor_map import MegatronModel
@@ -41,7 +40,8 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
         if state.built.sees:
             # Gradients of the encoder are added up across all processes, also of those without an image.
             batch = batch.with_stand_ins()
-        totals = _pass(run, state, batch, objective, forward_only=False)
+        with state.routers.step(batch):
+            totals = _pass(run, state, batch, objective, forward_only=False)
         learning_rate = run.schedule(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_scale"]
@@ -54,7 +54,7 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
         if not skipped:
             before_update()
             state.optimizer.step_with_ready_grads()
-        totals.metrics.update(_router_losses(run, state, totals))
+        totals.metrics.update(state.routers.finish(batch, skipped=skipped))
     state.step += 1
     return StepResult(
         loss=totals.loss / batch.weight,
@@ -72,11 +72,8 @@ def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) 
         for chunk in state.wrapped:
             chunk.train(batch.dropout)
         viewed = adapters_off(state.built.chunks) if objective.adapters_off else contextlib.nullcontext()
-        try:
-            with viewed, same_dropout_again():
-                totals = _pass(run, state, batch, objective, forward_only=True)
-        finally:
-            forget_router_losses()
+        with viewed, same_dropout_again():
+            totals = _pass(run, state, batch, objective, forward_only=True)
     return ForwardResult(
         loss=totals.loss / (batch.weight or 1.0),
         weight=batch.weight,
@@ -95,7 +92,6 @@ class StepTotals:
     segments: torch.Tensor | None = None
     tokens: Sequence[Mapping[str, np.ndarray]] | None = None
     nonfinite_samples: list[int] = field(default_factory=list)
-    micro_batches: int = 1
 
 
 def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *, forward_only: bool) -> StepTotals:
@@ -104,13 +100,12 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
 
     shards = _shards(run, state, batch)
     sums = GlobalSums(state.slicer.device)
-    tokens = max(1, batch.tokens)
 
     def losses(shard: MicroBatchSlice, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         found = objective.loss(view_of(state.built, shard, hidden, objective.needs), shard.batch)
         if shard.counts:
             sums.add(found, shard.batch)
-        share = found.loss * (tokens / (batch.weight or 1.0)) if shard.counts else found.loss * 0.0
+        share = found.loss / (batch.weight or 1.0) if shard.counts else found.loss * 0.0
         return share, torch.zeros((), dtype=torch.int, device=hidden.device), {}
 
     def step(shards: Iterator[MicroBatchSlice], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
@@ -118,30 +113,27 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
         heartbeat()
         if batch.dropout or not forward_only:
             seed_dropout(shard.batch.seed, state.slicer.device)
-        return hidden_of(state.built, chunk, shard, _padding(state, shard)), partial(losses, shard)
+        with state.routers.forward(shard):
+            return hidden_of(state.built, chunk, shard), partial(losses, shard)
 
-    with _dividing(state, tokens):
-        iterators = [iter(shards) for _ in state.wrapped]
-        get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=state.wrapped if len(state.wrapped) > 1 else state.wrapped[0],
-            num_microbatches=len(shards),
-            seq_length=shards[0].input_ids.shape[1] * state.slicer.cp,
-            micro_batch_size=shards[0].input_ids.shape[0],
-            forward_only=forward_only,
-        )
-    return _broadcast_totals(sums, len(shards))
+    iterators = [iter(shards) for _ in state.wrapped]
+    get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iterators if len(iterators) > 1 else iterators[0],
+        model=state.wrapped if len(state.wrapped) > 1 else state.wrapped[0],
+        num_microbatches=len(shards),
+        seq_length=shards[0].input_ids.shape[1] * state.slicer.cp,
+        micro_batch_size=shards[0].input_ids.shape[0],
+        forward_only=forward_only,
+    )
+    return _broadcast_totals(sums)
 
 
-def hidden_of(
-    built: MegatronModel, chunk: Any, shard: MicroBatchSlice, extra: dict[str, Any] | None = None
-) -> torch.Tensor:
+def hidden_of(built: MegatronModel, chunk: Any, shard: MicroBatchSlice) -> torch.Tensor:
     """Return what a chunk makes of a micro-batch: hidden states for the next stage, or for the head."""
+    given: dict[str, Any] = {}
     if built.towered:
-        given = {**(extra or {}), **embedded(getattr(chunk, "module", chunk), shard, built.config)}
-    else:
-        given = {"extra_block_kwargs": extra}
+        given = embedded(getattr(chunk, "module", chunk), shard, built.config)
     hidden: torch.Tensor = chunk(shard.input_ids, shard.position_ids, None, packed_seq_params=shard.packed, **given)
     return hidden
 
@@ -169,20 +161,6 @@ def _common_shape(micro_batches: list[MicroBatch], state: MegatronState) -> tupl
     return rows, width + (samples * 2 * state.slicer.cp if state.slicer.cp > 1 else 0)
 
 
-def _padding(state: MegatronState, shard: MicroBatchSlice) -> dict[str, Any] | None:
-    """Return the mask by which routers whose load is balanced do not count padding as load."""
-    config = state.config
-    if not config.moe_aux_loss_coeff and not config.moe_z_loss_coeff:
-        return None
-    padding = shard.padding
-    if config.sequence_parallel:
-        from megatron.core import parallel_state
-
-        group = parallel_state.get_tensor_model_parallel_group()
-        padding = padding.chunk(group.size(), dim=1)[group.rank()]
-    return {"padding_mask": padding.contiguous()}
-
-
 @contextlib.contextmanager
 def same_dropout_again() -> Iterator[None]:
     """Let what follows draw the same random numbers once more, of the generators that tensor parallel regions have."""
@@ -196,18 +174,7 @@ def same_dropout_again() -> Iterator[None]:
         tracker.set_states(states)
 
 
-@contextlib.contextmanager
-def _dividing(state: MegatronState, tokens: int) -> Iterator[None]:
-    """Divide losses by `tokens`: router losses are sums over tokens, and Megatron has one scale for both."""
-    scale = state.config.grad_scale_func
-    state.config.grad_scale_func = lambda loss: scale(loss) / tokens
-    try:
-        yield
-    finally:
-        state.config.grad_scale_func = scale
-
-
-def _broadcast_totals(sums: GlobalSums, micro_batches: int) -> StepTotals:
+def _broadcast_totals(sums: GlobalSums) -> StepTotals:
     """Reduce the sums over data parallel processes on the last stage, and send them to the other stages."""
     from megatron.core import parallel_state
 
@@ -216,7 +183,7 @@ def _broadcast_totals(sums: GlobalSums, micro_batches: int) -> StepTotals:
         group = parallel_state.get_data_parallel_group()
         loss, metrics = sums.reduce(lambda table: dist.all_reduce(table, group=group))
         nonfinite_samples = [] if math.isfinite(loss) else sums.nonfinite_samples()
-        totals[0] = StepTotals(loss, metrics, sums.segments, sums.tokens, nonfinite_samples, micro_batches)
+        totals[0] = StepTotals(loss, metrics, sums.segments, sums.tokens, nonfinite_samples)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast_object_list(
             totals, src=last_stage_rank(), group=parallel_state.get_pipeline_model_parallel_group()
@@ -240,44 +207,3 @@ def _ready(state: MegatronState, limit: float) -> tuple[bool, float]:
             if parameters:
                 clip_grad_by_total_norm_fp32(parameters, limit, norm)
     return False, norm
-
-
-def _router_losses(run: Run, state: MegatronState, totals: StepTotals) -> dict[str, tuple[float, float]]:
-    """Return means over layers and micro-batches of the losses that balance routers, which no objective has."""
-    options = options_of(run)
-    weights = {"load_balancing_loss": options.moe_aux_loss, "z_loss": options.moe_z_loss}
-    names = [name for name, weight in weights.items() if weight]
-    if not names:
-        return {}
-    from megatron.core import parallel_state
-    from megatron.core.transformer.moe.moe_utils import (
-        get_moe_layer_wise_logging_tracker,
-        reduce_aux_losses_tracker_across_ranks,
-    )
-
-    tracker = get_moe_layer_wise_logging_tracker()
-    for name in names:  # a stage without routers has noted nothing
-        nothing = torch.zeros(state.config.num_layers, device=state.slicer.device)
-        shared = parallel_state.get_tensor_and_context_parallel_group()
-        tracker.setdefault(name, {"values": nothing, "reduce_group": shared})
-    if "z_loss" in names:
-        # Megatron notes each process's own.
-        tracker["z_loss"] |= {
-            "reduce_group": None,
-            "avg_group": parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
-        }
-    reduce_aux_losses_tracker_across_ranks(names)
-    found = {}
-    for name in names:
-        values = tracker[name]["values"].double()
-        routers = int((values != 0).sum()) or 1
-        found[name] = (float(values.sum()), float(routers * totals.micro_batches))
-    forget_router_losses()
-    return found
-
-
-def forget_router_losses() -> None:
-    """Empty Megatron's log of the losses that balance routers."""
-    from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
-
-    clear_aux_losses_tracker()

@@ -35,6 +35,7 @@ from swift.models.names import (
     Piece,
     adapter_names,
     base_model,
+    canonical_buffers,
     canonical_parameters,
     canonical_weights,
     generator_of,
@@ -48,6 +49,8 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
+from swift.models.router_losses import balance_loss, follow_load, load_metrics, z_loss
+from swift.models.routers import RouterOptions
 from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
@@ -89,6 +92,7 @@ __all__ = [
     "LogitTransform",
     "NonFiniteStep",
     "Piece",
+    "RouterOptions",
     "SequenceView",
     "TensorSlices",
     "TokenViews",
@@ -106,10 +110,12 @@ __all__ = [
     "as_plain_lora",
     "attach_peft",
     "auto_class",
+    "balance_loss",
     "base_model",
     "before_update",
     "build_optimizer",
     "build_view",
+    "canonical_buffers",
     "canonical_parameters",
     "canonical_weights",
     "check_archive",
@@ -125,6 +131,7 @@ __all__ = [
     "experts_of",
     "fill",
     "follow_launcher",
+    "follow_load",
     "generator_of",
     "gradient_view",
     "head_of",
@@ -135,6 +142,7 @@ __all__ = [
     "kernels_for",
     "layers_to_quantise",
     "leave_group",
+    "load_metrics",
     "load_pickle",
     "merged",
     "meta_model",
@@ -175,4 +183,5 @@ __all__ = [
     "weight_counts",
     "whole_shape",
     "without_bitsandbytes",
+    "z_loss",
 ]

@@ -36,7 +36,9 @@ class TorchBackend:
         parallel=frozenset({"dp_replicate"}),
         precisions=frozenset({"float32", "bfloat16"}),
         tuners=frozenset({"full", "lora"}),
-        features=frozenset({"train.gradient_checkpointing"}),
+        features=frozenset(
+            {"train.gradient_checkpointing", "train.router_aux_loss", "train.router_z_loss", "train.router_bias_rate"}
+        ),
         calls_before_update=True,
     )
 

@@ -180,6 +180,7 @@ class TunerSection(OpenSection):
     freeze_llm: bool | None = Field(
         None, description="Freeze the language model, if an encoder or aligner is trained; default: false"
     )
+    freeze_router: bool = Field(False, description="Freeze the routers of a mixture of experts")
 
 
 class ObjectiveSection(OpenSection):
@@ -282,6 +283,17 @@ class TrainSection(Section):
         description="Train the embedding of the padding token too; transformers gives it no gradient (padding_idx), "
         "even where the padding token also ends every text",
     )
+    router_aux_loss: NonNegativeFloat = Field(
+        0.0, description="Mixture of experts: weight of the loss that balances the load of experts within each sample"
+    )
+    router_z_loss: NonNegativeFloat = Field(
+        0.0, description="Mixture of experts: weight of the loss that keeps the logits of routers small"
+    )
+    router_bias_rate: NonNegativeFloat = Field(
+        0.0,
+        description="Mixture of experts: change, per step, of the biases that correct the choice of experts towards "
+        "equal load (DeepSeek-V3)",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
     seed: Seed = Field(42, description="Seed of adapter initialization, order of samples and dropout")
@@ -357,6 +369,7 @@ class LoggingSection(Section):
         description="Measure the time breakdown every N steps: compute, communication, waiting for data and optimizer, "
         "and the slowest process; 0 is off",
     )
+    expert_load: bool = Field(True, description="Log how tokens are distributed over the experts of a mixture")
     report_to: tuple[Name, ...] = Field(
         DEFAULT_OBSERVERS,
         description="Observers, by entry-point name; by default those of the four that are installed",

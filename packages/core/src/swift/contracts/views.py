@@ -83,3 +83,12 @@ class ModelView:
     """[rows, width]"""
     pooled: torch.Tensor | None = None
     """[segments, hidden size]"""
+    router_loss: torch.Tensor | None = None
+    """The weighted losses of the routers of a mixture of experts, in training: a sum over all tokens of the micro-batch
+    that this process computes. The backend divides it by `Batch.tokens`, and adds it to the objective's loss."""
+    router_aux_loss: torch.Tensor | None = None
+    """The balance loss without its weight and gradient, a sum over all tokens of the micro-batch."""
+    router_z_loss: torch.Tensor | None = None
+    """The z-loss in the same way."""
+    expert_load: torch.Tensor | None = None
+    """[layers, experts]: how many tokens of the micro-batch routers have sent to each expert."""

@@ -21,6 +21,7 @@ from swift.models.media import ProcessorReader
 from swift.models.names import know_names
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Placer, quantize_model, quantized_share
+from swift.models.routers import routers_of
 from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
@@ -78,6 +79,7 @@ def build_view(
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_neftune(config.train.neftune_alpha)
+    view.routers = routers_of(run, view.causal_lm)
     _look_at_images(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view, one_width=config.data.packing)

@@ -35,6 +35,7 @@ from swift.models.collectives import added_up, gathered
 from swift.models.media import ProcessorReader
 from swift.models.pooling import pooling_weights
 from swift.models.positions import rope_by_length
+from swift.models.router_losses import AddUp
 from swift.models.sizes import values_of
 from swift.models.view import ViewModule
 
@@ -164,6 +165,9 @@ class SequenceView(ViewModule):
 
     def _whole_segments(self, batch: MicroBatch) -> torch.Tensor:
         return batch.segment_ids if self._shard is None else self._shard.segment_ids
+
+    def _add_up_parts(self) -> AddUp | None:
+        return None if self._shard is None else partial(dist.all_reduce, group=self.group)
 
     def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
         """Return the weights of this process's positions; which token is a segment's last is seen in whole rows."""

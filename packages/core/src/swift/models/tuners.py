@@ -30,6 +30,7 @@ from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.peft_modules import attach_peft
 from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
+from swift.models.routers import router_modules
 from swift.plugins.tuner import tuner_of
 
 
@@ -38,10 +39,13 @@ def apply_tuner(
 ) -> torch.nn.Module:
     """Freeze what is not trained, attach adapters, and make fp32 masters of what is trained."""
     tuner = tuner_of(section)
-    frozen = frozenset(modules_of(model, frozen_parts(section, tuner.options)))
+    routers = router_modules(base_model(model)) if section.freeze_router else []
+    frozen = frozenset(modules_of(model, frozen_parts(section, tuner.options))) | frozenset(routers)
     head = take_value_head(model) if tuner.adapter else None
     tuned = tuner.attach(model, TunerContext(seed, say, section.adapter, section.quantize, frozen))
     freeze_parts(tuned, section, tuner.options)
+    for name in routers:
+        base_model(tuned).get_submodule(name).requires_grad_(False)
     if head is not None:  # trained whole, beside the adapters
         base_model(tuned).add_module(VALUE_HEAD_MODULE, head.requires_grad_(True))
     for parameter in tuned.parameters():
@@ -130,9 +134,15 @@ def _orthogonal(name: str, shape: Sequence[int], seed: int, generator: torch.Gen
 
 def freeze_by_pattern(model: torch.nn.Module, options: FullOptions) -> None:
     """Train the weights of a model that the options leave to train; none that match nothing, or split a tensor."""
+    fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]  # by its own code
     model.requires_grad_(True)
-    if not options.selects:
-        return
+    if options.selects:
+        _select(model, options)
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+
+
+def _select(model: torch.nn.Module, options: FullOptions) -> None:
     weights = list(canonical_parameters(model))
     _check_matches(options, [piece.name for pieces, _ in weights for piece in pieces])
     below = _share_from_below(model, options.freeze_ratio)

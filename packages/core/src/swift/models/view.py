@@ -39,6 +39,8 @@ from swift.models.media import ProcessorReader
 from swift.models.names import base_model
 from swift.models.neftune import NeftuneNoise
 from swift.models.pooling import pooled, pooling_weights
+from swift.models.router_losses import AddUp
+from swift.models.routers import Routers
 from swift.models.sample_by_sample import Row, Search, call_by_sample
 from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model
@@ -91,6 +93,8 @@ class ViewModule(nn.Module):
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
         self.reader: ProcessorReader | None = None
         """Reads the images of the run, where it has any: then the check looks at samples with images too."""
+        self.routers: Routers | None = None
+        """The routers of a mixture of experts, whose losses and load belong to the views of passes in training."""
         self._neftune: NeftuneNoise | None = None
         self._say = say
         causal_lm = self.causal_lm
@@ -135,9 +139,20 @@ class ViewModule(nn.Module):
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
         if self._neftune is None:
-            return self._views(batch, needs)
+            return self._routed(batch, needs)
         with self._neftune.around(self._embedded(batch), self._whole_segments(batch)):
+            return self._routed(batch, needs)
+
+    def _routed(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
+        """Return the views, with what routers did where this is a pass in training."""
+        if self.routers is None or not (self.training and torch.is_grad_enabled()):
             return self._views(batch, needs)
+        with self.routers.watched():
+            return self.routers.add_to(self._views(batch, needs), batch, self._add_up_parts())
+
+    def _add_up_parts(self) -> AddUp | None:
+        """Return what adds a tensor up over the processes that have other parts of the same samples."""
+        return None
 
     def _embedded(self, batch: MicroBatch) -> MicroBatch:
         """Return the tokens that are embedded: those of the batch, or of whole rows, of which it is a part."""

@@ -17,6 +17,12 @@ KNOWN = {
     MEMORY: "Memory (GiB)",
     "mfu": "Model FLOPs utilisation",
     "token_acc": "Token accuracy",
+    "router_aux_loss": "Balance loss of routers",
+    "router_z_loss": "z-loss of routers",
+    "expert_load/max": "Largest load of an expert (1 is balanced)",
+    "expert_load/entropy": "Entropy of the load of experts (1 is balanced)",
+    "expert_load/unused": "Experts without tokens",
+    "expert_load/dropped": "Dropped tokens",
 }
 
 FROM_ZERO = {"learning_rate", "grad_norm", "tokens_per_second", MEMORY, "mfu"}

@@ -36,7 +36,7 @@ _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
     ),
     "tuner": (
         "target_regex", "rank_pattern", "alpha_pattern", "modules_to_save", "freeze_vit", "freeze_aligner",
-        "freeze_llm",
+        "freeze_llm", "freeze_router",
     ),
     "objective": (
         "beta", "desirable_weight", "undesirable_weight", "center_rewards_coefficient", "step_separator",
@@ -93,6 +93,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "tuner.freeze_vit": ("freeze_vision_tower",),
     "tuner.freeze_aligner": ("freeze_multi_modal_projector",),
     "tuner.freeze_llm": ("freeze_language_model",),
+    "tuner.freeze_router": ("freeze_moe_router",),
     "objective.name": ("objective", "rlhf_type"),
     "objective.alpha": ("rpo_alpha", "cpo_alpha"),
     "objective.gamma": ("simpo_gamma",),
@@ -126,6 +127,9 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "train.global_batch": ("global_batch_size",),
     "train.neftune_alpha": ("neftune_noise_alpha", "neft_alpha"),
     "train.pad_token": ("train_pad_token",),
+    "train.router_aux_loss": ("router_aux_loss_coef", "moe_aux_loss_coeff", "moe_aux_loss_coef", "aux_loss_coef"),
+    "train.router_z_loss": ("router_z_loss_coef", "moe_z_loss_coeff"),
+    "train.router_bias_rate": ("moe_router_bias_update_rate",),
     "train.compile": ("torch_compile",),
     "train.deterministic": ("full_determinism", "deterministic_mode", "deterministic"),
     "train.eval_strategy": ("evaluation_strategy",),

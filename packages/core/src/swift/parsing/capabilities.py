@@ -25,6 +25,9 @@ FEATURE_SWITCHES: Mapping[str, tuple[Any, str]] = {
     "train.gradient_checkpointing": (True, "false"),
     "train.neftune_alpha": (5.0, "0"),
     "train.pad_token": (True, "false"),
+    "train.router_aux_loss": (0.01, "0"),
+    "train.router_z_loss": (0.001, "0"),
+    "train.router_bias_rate": (0.001, "0"),
     "model.liger": (True, "false"),
 }
 """Switches that a backend must declare among its features: the values for on and for off."""

@@ -81,11 +81,16 @@ def accumulate(
         micro_batch = micro_batch.to(arithmetic.device)
         with around(index == last):
             with arithmetic.autocast():
-                losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
+                viewed = view(micro_batch, objective.needs)
+                losses = objective.loss(viewed, micro_batch)
             share = losses.loss / batch.weight if counts else losses.loss * 0.0
+            if viewed.router_loss is not None:
+                # The rows of a process that has none are those of others.
+                share = share + viewed.router_loss * (float(counts and bool(batch.rows)) / max(1, batch.tokens))
             backward(arithmetic.scaler.scale(share))
         if counts:
             sums.add(losses, micro_batch)
+            sums.add_routing(viewed, micro_batch, counts=bool(batch.rows))
     return sums
 
 

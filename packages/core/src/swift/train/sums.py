@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from swift.contracts import ForwardResult, LossSums, StepResult
+from swift.contracts import ForwardResult, LossSums, ModelView, StepResult
 from swift.errors import TrainingError
+from swift.models.router_losses import LOSSES, load_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +39,9 @@ class GlobalSums:
         self._metrics: dict[str, list[torch.Tensor]] = {}
         self._segments: list[torch.Tensor] = []
         self._tokens: list[tuple[dict[str, torch.Tensor], torch.Tensor]] = []
+        self._loads: list[torch.Tensor] = []
+        self.expert_load: torch.Tensor | None = None
+        """[layers, experts]: how many tokens of the global batch each expert got, once sums are reduced."""
 
     def add(self, sums: LossSums, batch: MicroBatch) -> None:
         """Add one micro-batch. No synchronisation with the device happens here."""
@@ -51,6 +55,16 @@ class GlobalSums:
         if sums.tokens:
             detached = {name: value.detach().float() for name, value in sums.tokens.items()}
             self._tokens.append((detached, batch.segment_ids))
+
+    def add_routing(self, view: ModelView, batch: MicroBatch, *, counts: bool) -> None:
+        """Add what routers did in a pass of training; `counts` is False for a process without rows of its own."""
+        for name in LOSSES:
+            loss = getattr(view, name)
+            if loss is not None:
+                pair = torch.stack([self._scalar(loss), self._scalar((batch.segment_ids >= 0).sum())])
+                self._metrics.setdefault(name, []).append(pair * counts)
+        if view.expert_load is not None:
+            self._loads.append(view.expert_load.detach().to(self._device, torch.float64) * counts)
 
     def _scalar(self, value: torch.Tensor | float) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
@@ -69,9 +83,13 @@ class GlobalSums:
         table = torch.stack(
             [torch.stack([loss, torch.zeros_like(loss)]), *(torch.stack(self._metrics[name]).sum(0) for name in names)]
         )
+        load = torch.stack(self._loads).sum(0) if self._loads else table.new_zeros(0)
+        together = torch.cat([table.flatten(), load.flatten()])
         if all_reduce is not None:
-            all_reduce(table)
-        rows = table.tolist()
+            all_reduce(together)
+        if self._loads:
+            self.expert_load = together[table.numel() :].view_as(load)
+        rows = together[: table.numel()].view_as(table).tolist()
         return rows[0][0], {name: (row[0], row[1]) for name, row in zip(names, rows[1:], strict=True)}
 
     @property
@@ -108,7 +126,10 @@ class GlobalSums:
             loss=loss / batch.weight,
             grad_norm=grad_norm,
             learning_rate=learning_rate,
-            metrics={name: value / weight if weight else 0.0 for name, (value, weight) in metrics.items()},
+            metrics={
+                **{name: value / weight if weight else 0.0 for name, (value, weight) in metrics.items()},
+                **({} if self.expert_load is None else load_metrics(self.expert_load)),
+            },
             skipped=skipped,
         )
 

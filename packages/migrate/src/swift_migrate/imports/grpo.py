@@ -47,7 +47,7 @@ TABLE: Table = {
     "system_prompt": to("data.system"),
     "reward_model_name_or_path": to("objective.reward_model"),
     "model_init_kwargs": absent("a model is loaded by its config.json", "{}"),
-    "router_aux_loss_coef": absent("set backend.moe_aux_loss", "0.001"),
+    "router_aux_loss_coef": absent("set train.router_aux_loss, which is defined otherwise", "0.001"),
     "remove_unused_columns": unneeded("rewards get all columns"),
     "code_language": absent("set the language of a code reward in objective.reward_options"),
 }

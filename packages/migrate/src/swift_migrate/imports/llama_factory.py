@@ -57,7 +57,6 @@ TABLE: Table = {
     "loraplus_lr_embedding": changed("embeddings use optim.lr"),
     "shift_attn": absent("S²-Attention is not implemented"),
     "mixture_of_depths": absent("mixture of depths is not implemented"),
-    "moe_aux_loss_coef": absent("the auxiliary loss of routers needs --backend megatron: backend.moe_aux_loss"),
     "add_special_tokens": absent("the vocabulary cannot be extended"),
     "use_kt": absent("KTransformers is not supported"),
     **dict.fromkeys(

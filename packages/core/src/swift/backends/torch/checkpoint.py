@@ -15,7 +15,7 @@ from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot, WeightStream
 from swift.errors import CheckpointError
-from swift.models.names import Piece, canonical_parameters, canonical_weights
+from swift.models.names import Piece, canonical_buffers, canonical_parameters, canonical_weights
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 
 
@@ -27,7 +27,9 @@ def save(state: TorchState, writer: CheckpointWriter) -> None:
 
 def load(run: Run, state: TorchState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
-    reader.tensors(_weights(state))
+    stored = set(reader.names())
+    buffers = {name: held for name, held in _buffers(state).items() if name in stored}
+    reader.tensors(_weights(state) | buffers)
     if _keeps_optimizer_state(run, state, reader):
         load_slots(state.local_optimizer, _slots_to_read(state, reader), reader)
         load_matrix_slots(state.optimizer, reader)
@@ -69,8 +71,18 @@ def _weights(state: TorchState) -> dict[str, Any]:
     return {model_name(name): held for name, held in state.weights().items()}
 
 
+def _buffers(state: TorchState) -> dict[str, Any]:
+    """Return what training may change without an optimizer: biases of routers follow the load of experts."""
+    return {
+        model_name(piece.name): state.slices(piece, buffer)
+        for pieces, buffer in canonical_buffers(state.model)
+        if buffer.dtype == torch.float32
+        for piece in pieces
+    }
+
+
 def _tensors(state: TorchState) -> dict[str, Any]:
-    tensors = _weights(state)
+    tensors = _weights(state) | _buffers(state)
     for pieces, parameter in canonical_parameters(state.model):
         local = state.local(parameter)
         for slot, value in () if local is None else kept(state.local_optimizer, local, state.slots):

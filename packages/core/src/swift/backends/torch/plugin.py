@@ -30,6 +30,9 @@ class DataParallelBackend(TorchBackend):
                 "data.padding_free",
                 "train.neftune_alpha",
                 "train.pad_token",
+                "train.router_aux_loss",
+                "train.router_z_loss",
+                "train.router_bias_rate",
                 "optim.gradient_view",
                 "optim.matrix_slots",
             }

@@ -17,7 +17,7 @@ def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) 
         state.unscale()
         grad_norm = state.clip(run)
         try:
-            return update(
+            result = update(
                 run,
                 state,
                 batch,
@@ -29,6 +29,9 @@ def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) 
             )
         finally:
             state.drop_gradients()
+        if state.view.routers is not None and not result.skipped:
+            state.view.routers.follow(sums.expert_load)
+        return result
 
 
 def forward(run: Run, state: TorchState, batch: Batch, objective: Objective) -> ForwardResult:
