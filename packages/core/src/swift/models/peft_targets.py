@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from swift.models.heads import head_of
-from swift.models.names import base_model
+from swift.models.names import base_model, whole_shape
 
 
 @dataclass
@@ -49,6 +49,17 @@ def all_linear(model: torch.nn.Module, reserved: Collection[str]) -> AllLinear:
     return AllLinear(
         targets, {reason: short_names(names, modules.keys() - set(names)) for reason, names in unfit.items()}
     )
+
+
+def stacked_experts(model: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters that hold a matrix of each expert: [experts, rows, columns]."""
+    return [
+        f"{path}.{name}"
+        for path, module in base_model(model).named_modules()
+        if "expert" in f"{path}.{type(module).__name__}".lower()
+        for name, parameter in module.named_parameters(recurse=False)
+        if len(whole_shape(parameter)) == 3
+    ]
 
 
 def short_names(wanted: Iterable[str], others: Iterable[str], reserved: Collection[str] = ()) -> list[str]:
