@@ -1,4 +1,4 @@
-"""LoRA on routed experts: the numbers of one process in every layout, resumed between backends, merged, read by PEFT."""
+"""LoRA on routed experts: one process's numbers in every layout, resumed between backends, merged, read by PEFT."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from swift.models.adapter_file import (
 from swift.models.files import SafetensorsFolder
 from swift.models.names import ADAPTER, adapter_names
 from swift.models.opening import as_model_error
+from swift.models.peft_targets import with_modules_named
 from swift.models.quiet import without_bitsandbytes
 from swift.models.weights_check import check_finite
 from swift.safetensors_header import FLOATING
@@ -28,7 +29,7 @@ _OWN = "Use the model that the adapter was trained on, or copy the adapter again
 
 def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) -> Any:
     """Return PEFT's configuration of an adapter for this model; `ModelError` where `source` holds no such thing."""
-    settings = checked_adapter(config, source)
+    settings = with_modules_named(checked_adapter(config, source), model)
     check_patterns(settings, [name for name, _ in model.named_modules()], source)
     with without_bitsandbytes():
         from peft import PeftConfig
