@@ -69,13 +69,13 @@ class Workload:
             on_cpu=on_cpu,
             segments=2 if config.objective.name in _PAIRS else 1,
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
-            experts=_adapted_experts(backend.tuner_options),
+            experts=adapted_experts(backend.tuner_options),
             own_layers=backend.own_layers,
             fp8=getattr(backend.parsed.backend_options, "fp8", "none") != "none",
         )
 
 
-def _adapted_experts(options: Any) -> frozenset[str]:
+def adapted_experts(options: Any) -> frozenset[str]:
     """Return the names of the stacked experts that get adapters by a tuner's options."""
     if EXPERTS in getattr(options, "targets", ()):
         return frozenset({"gate_up_proj", "up_proj", "down_proj"})
