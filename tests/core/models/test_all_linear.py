@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 from tiny_models import HEADS, SHARED, batch, tiny, write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
-from swift.errors import ConfigError
+from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.load_adapter import attach_adapter
 from swift.models.merge import merged
 from swift.models.names import canonical_weights, name_map
 from swift.models.peft_targets import all_linear, named_modules_kept, short_names, stacked_experts
 from swift.models.source import open_source
+from swift.models.tp_spec import tensor_parallel_spec
 from swift.models.tuners import adapter_config, apply_tuner
 
 torch.set_num_threads(1)
@@ -285,3 +286,10 @@ def test_short_names_match_what_is_meant_and_no_more() -> None:
     assert short_names(wanted, others) == ["b.k", "mlp.up", "q", "shared.up"]
     assert short_names(["a.up"], [], {"up"}) == ["a.up"]
     assert short_names(["h.0.q", "m.0"], ["h.1.q", "n.0"]) == ["h.0.q", "m.0"]
+
+
+def test_tensor_parallel_refuses_adapters_on_experts() -> None:
+    """Transformers' plan cuts the tensors inside PEFT's wrapper, which adds whole products to them."""
+    tensor_parallel_spec(with_adapters(made(qwen2_moe)))
+    with pytest.raises(UnsupportedLayout, match="Adapters on experts are not offered with tensor parallelism"):
+        tensor_parallel_spec(with_experts(made(qwen2_moe)))
