@@ -203,6 +203,9 @@ def test_experts_are_named_as_peft_names_them() -> None:
     found = {type(module).__name__ for name, module in model.named_modules() if name.endswith("mlp.experts")}
     assert found == {"ParamWrapper"}
     assert adapter_config(model)["target_parameters"] == ["down_proj"]  # type: ignore[index]
+    alone = apply_tuner(made(phimoe), TunerSection(kind="lora", targets=("experts",)), seed=0, say=lambda _: None)
+    assert all(name.endswith(("mlp.experts", "mlp.experts.base_layer")) for name in adapted(alone))
+    assert len(adapted(alone)) == 4
     for changes, refused in (
         ({"target_parameters": ("mlp.experts.w1",)}, "no stacked experts 'mlp.experts.w1'"),
         ({"targets": ("all-linear", "experts"), "dropout": 0.1}, "do not support dropout"),
@@ -211,7 +214,7 @@ def test_experts_are_named_as_peft_names_them() -> None:
     ):
         with pytest.raises(ConfigError, match=refused):
             apply_tuner(made(phimoe), TunerSection(kind="lora", **changes), seed=0, say=lambda _: None)
-    with pytest.raises(ConfigError, match="llama model has no experts that are one tensor per layer"):
+    with pytest.raises(ConfigError, match="llama model has no experts that are stacked"):
         with_experts(tiny("llama"))
 
 

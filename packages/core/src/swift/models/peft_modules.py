@@ -42,7 +42,7 @@ def attach_peft(
     parameters = _parameters(model, options, context.frozen)
     config = make(
         task_type=_peft_task(model),
-        target_modules=_targets(model, options, context.say),
+        target_modules=_targets(model, options, parameters, context.say),
         **({"target_parameters": parameters} if parameters else {}),
         exclude_modules=sorted(context.frozen) or None,
         modules_to_save=list(options.modules_to_save) or None,
@@ -65,8 +65,10 @@ def attach_peft(
     return tuned
 
 
-def _targets(model: torch.nn.Module, options: TargetOptions, say: Callable[[str], None]) -> str | list[str]:
-    """Return the modules that PEFT adapts: an expression, or names of modules that all exist."""
+def _targets(
+    model: torch.nn.Module, options: TargetOptions, parameters: Sequence[str], say: Callable[[str], None]
+) -> str | list[str]:
+    """Return the modules that PEFT adapts next to `parameters`: an expression, or names of modules that all exist."""
     experts = _fused_expert_modules(model)
     names = [name for name, _ in model.named_modules()]
     if options.target_regex is not None:
@@ -81,8 +83,8 @@ def _targets(model: torch.nn.Module, options: TargetOptions, say: Callable[[str]
         return targets
     found = all_linear(model, experts)
     note = ""
-    if adapted := _parameters(model, options, frozenset()):
-        note = f"; and to the experts ({', '.join(adapted)})"
+    if parameters:
+        note = f"; and to the experts ({', '.join(parameters)})"
     elif stacked_experts(model):
         note = "; none on the routed experts"
         note += f" (for these as well: --target_modules {ALL_LINEAR} {EXPERTS})" * isinstance(options, LoraOptions)
@@ -99,8 +101,8 @@ def _parameters(model: torch.nn.Module, options: TargetOptions, frozen: Collecti
     known = stacked_experts(model)
     if not known:
         raise ConfigError(
-            f"This {base_model(model).config.model_type} model has no experts that are one tensor per layer, "
-            "[experts, rows, columns], for adapters to be attached to.",
+            f"This {base_model(model).config.model_type} model has no experts that are stacked in one tensor per layer, "
+            "[experts, rows, columns], so there is nothing to attach adapters to.",
             hint=f"Remove {EXPERTS} from --target_modules, and --target_parameters.",
         )
     for name in named:

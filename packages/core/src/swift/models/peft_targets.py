@@ -52,7 +52,10 @@ def all_linear(model: torch.nn.Module, reserved: Collection[str]) -> AllLinear:
 
 
 def stacked_experts(model: torch.nn.Module) -> list[str]:
-    """Return the names of the parameters that hold a matrix of each expert: [experts, rows, columns]."""
+    """Return the names of the parameters that hold a matrix of each expert: [experts, rows, columns].
+
+    Where a parameter is stored in another form (a shard, fewer bits), `whole_shape` must tell its shape.
+    """
     return [
         f"{path}.{name}"
         for path, module in base_model(model).named_modules()
