@@ -101,8 +101,8 @@ def _parameters(model: torch.nn.Module, options: TargetOptions, frozen: Collecti
     known = stacked_experts(model)
     if not known:
         raise ConfigError(
-            f"This {base_model(model).config.model_type} model has no experts that are stacked in one tensor per layer, "
-            "[experts, rows, columns], so there is nothing to attach adapters to.",
+            f"This {base_model(model).config.model_type} model has no experts that are stacked in one tensor per "
+            "layer, [experts, rows, columns], so there is nothing to attach adapters to.",
             hint=f"Remove {EXPERTS} from --target_modules, and --target_parameters.",
         )
     for name in named:
