@@ -52,7 +52,7 @@ class ExpertAdapter(nn.Module):
     def forward(self, hidden: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """Return what is added to the layer's output; the first `tokens[0]` rows belong to the first expert."""
         down, up = self.a.view(-1, self.spec.rank, self.a.shape[1]), self.b.unbind(-1)
-        parts = hidden.to(self.a.dtype).split(list(tokens))
+        parts = torch.split(hidden.to(self.a.dtype), list(tokens))
         added = [part @ a.T @ b for part, a, b in zip(parts, down, up, strict=True)]
         return torch.cat(added) * self.spec.scaling
 
