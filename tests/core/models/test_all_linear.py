@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from peft import PeftModel
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
 from tiny_models import HEADS, SHARED, batch, tiny, write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
-from swift.errors import ConfigError
+from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.load_adapter import attach_adapter
 from swift.models.merge import merged
-from swift.models.names import canonical_weights
-from swift.models.peft_targets import all_linear, named_modules_kept, short_names
+from swift.models.names import canonical_weights, name_map
+from swift.models.peft_targets import all_linear, named_modules_kept, short_names, stacked_experts
 from swift.models.source import open_source
+from swift.models.tp_spec import tensor_parallel_spec
 from swift.models.tuners import adapter_config, apply_tuner
 
 torch.set_num_threads(1)
@@ -163,7 +166,7 @@ def test_dense_layers_and_shared_experts_get_adapters(deepseek: Any) -> None:
     assert adapted(model) == dense | shared | latent
     assert "mlp.gate_proj" in said[0]
     assert "shared_experts.gate_proj" in said[0]
-    assert "none on the routed experts; to adapt them as well, add --tuner.targets down_proj gate_proj" in said[0]
+    assert "none on the routed experts (for these as well: --target_modules all-linear experts)" in said[0]
     config = adapter_config(model)
     assert config is not None
     assert not config["target_parameters"]
@@ -171,23 +174,55 @@ def test_dense_layers_and_shared_experts_get_adapters(deepseek: Any) -> None:
     assert set(config["target_modules"]) == LATENT | dotted
 
 
-def test_the_command_for_the_experts_adapts_everything(deepseek: Any) -> None:
-    """What a mixture's line says to type is taken, and reaches the routed experts next to all other layers."""
-    said: list[str] = []
-    default = adapted(with_adapters(tiny("deepseek-v3"), said))
-    _, _, typed = said[0].partition("--tuner.targets ")
-    targets = typed.partition(" --tuner.dropout")[0].split()
-    model = apply_tuner(
-        deepseek, TunerSection(kind="lora", dropout=0.0, targets=tuple(targets)), seed=0, say=lambda _: None
-    )
-    more = adapted(model) - default
-    assert default < adapted(model)
-    assert all(".mlp.experts" in name for name in more)
+def with_experts(model: Any, **options: Any) -> torch.nn.Module:
+    section = TunerSection(kind="lora", targets=("all-linear", "experts"), **options)
+    return apply_tuner(model, section, seed=0, say=lambda _: None)
 
 
-def test_adapters_of_shared_experts_survive_the_disk(deepseek: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama4", "phimoe", "qwen2_moe", "jamba", "deepseek_v4"])
+def test_experts_get_adapters_by_one_word(name: str) -> None:
+    """`experts` adds the stacked experts to all-linear, of any type, and defaults dropout to 0."""
+    configuration, _, _ = CASES[name]
+    model = with_experts(made(configuration))
+    stacked = set(stacked_experts(made(configuration)))
+    assert all(each.endswith(("experts.gate_up_proj", "experts.down_proj")) for each in stacked)
+    wrapped = {
+        f"{path.removeprefix('base_model.model.').replace('.base_layer', '')}.{module.parameter_name}"
+        for path, module in model.named_modules()
+        if isinstance(module, ParamWrapper)
+    }
+    assert wrapped == stacked
+    linear = adapted(with_adapters(made(configuration)))
+    assert {each for each in adapted(model) if ".experts" not in each} == linear
+
+
+def test_experts_are_named_as_peft_names_them() -> None:
+    """`target_parameters` chooses some of the stacked experts; other words are refused with those to type."""
+    section = TunerSection(kind="lora", targets=("q_proj",), target_parameters=("mlp.experts.down_proj",))
+    model = apply_tuner(made(phimoe), section, seed=0, say=lambda _: None)
+    found = {type(module).__name__ for name, module in model.named_modules() if name.endswith("mlp.experts")}
+    assert found == {"ParamWrapper"}
+    assert adapter_config(model)["target_parameters"] == ["down_proj"]  # type: ignore[index]
+    alone = apply_tuner(made(phimoe), TunerSection(kind="lora", targets=("experts",)), seed=0, say=lambda _: None)
+    assert all(name.endswith(("mlp.experts", "mlp.experts.base_layer")) for name in adapted(alone))
+    assert len(adapted(alone)) == 4
+    for changes, refused in (
+        ({"target_parameters": ("mlp.experts.w1",)}, "no stacked experts 'mlp.experts.w1'"),
+        ({"targets": ("all-linear", "experts"), "dropout": 0.1}, "do not support dropout"),
+        ({"targets": ("experts",), "dora": True}, "do not support DoRA"),
+        ({"targets": ("experts",), "init": "orthogonal"}, "do not support tuner.init orthogonal"),
+    ):
+        with pytest.raises(ConfigError, match=refused):
+            apply_tuner(made(phimoe), TunerSection(kind="lora", **changes), seed=0, say=lambda _: None)
+    with pytest.raises(ConfigError, match="llama model has no experts that are stacked"):
+        with_experts(tiny("llama"))
+
+
+@pytest.mark.parametrize("targets", [("all-linear",), ("all-linear", "experts")], ids=["shared", "routed"])
+def test_adapters_of_a_mixture_survive_the_disk(deepseek: Any, tmp_path: Path, targets: tuple[str, ...]) -> None:
     """What is saved is read again, and merged, as PEFT merges it in memory."""
-    model = with_adapters(deepseek).eval()
+    section = TunerSection(kind="lora", dropout=0.0, targets=targets)
+    model = apply_tuner(deepseek, section, seed=0, say=lambda _: None).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:
@@ -195,14 +230,24 @@ def test_adapters_of_shared_experts_survive_the_disk(deepseek: Any, tmp_path: Pa
     expected = model(batch()).logits
     save_file(dict(canonical_weights(model)), tmp_path / "adapter_model.safetensors", metadata={"format": "pt"})
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter_config(model)))
-    again = attach_adapter(tiny("deepseek-v3"), tmp_path, trainable=False)
+    again = attach_adapter(tiny("deepseek-v3"), tmp_path, trainable=True)
     torch.testing.assert_close(again.eval()(batch()).logits, expected)
+    assert adapted(again) == adapted(model)
+    assert {type(module) for _, module in again.named_modules()} == {
+        type(module) for _, module in model.named_modules()
+    }
+    if "experts" in targets:  # PEFT alone, which takes names of shared experts for the routed ones
+        alone = PeftModel.from_pretrained(tiny("deepseek-v3"), tmp_path)
+        torch.testing.assert_close(alone.eval()(batch()).logits, expected)
     write_architecture(tmp_path / "base", "deepseek-v3")
     source = open_source(ModelSection(path=str(tmp_path / "base")), say=lambda _: None)
     weights = dict(merged(source, dict(canonical_weights(model)), adapter_config(model) or {}))
-    plain = source.build(dtype=torch.float32)
-    stacked = plain.load_state_dict(weights, strict=False).missing_keys
-    assert all(".experts." in name for name in stacked)  # as they were, which have no adapter
+    on_disk = source.build(dtype=torch.float32, weights=False)
+    plain = tiny("deepseek-v3")
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            for piece in name_map(on_disk).pieces(name):
+                piece.view_of(parameter).copy_(weights[piece.name])
     torch.testing.assert_close(plain.eval()(batch()).logits, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -226,14 +271,11 @@ def test_names_without_a_dot_still_mean_the_experts(deepseek: Any) -> None:
 
 def test_experts_that_peft_cannot_adapt_are_refused() -> None:
     """PEFT knows the stacked experts of some types alone, and would leave out those of others silently."""
-    said: list[str] = []
-    with_adapters(made(phimoe), said)
-    assert "to adapt them" not in said[0]
     for targets, refused in ((("q_proj", "w1", "w3"), True), (("gate_proj", "up_proj"), False)):
         section = TunerSection(kind="lora", dropout=0.0, targets=targets)
         model = made(phimoe if refused else qwen2_moe)
         if refused:
-            with pytest.raises(ConfigError, match="not support adapters on the stacked experts of phimoe models"):
+            with pytest.raises(ConfigError, match="does not know the experts of phimoe models by w1 w3"):
                 apply_tuner(model, section, seed=0, say=lambda _: None)
         else:
             names = adapted(apply_tuner(model, section, seed=0, say=lambda _: None))
@@ -247,3 +289,10 @@ def test_short_names_match_what_is_meant_and_no_more() -> None:
     assert short_names(wanted, others) == ["b.k", "mlp.up", "q", "shared.up"]
     assert short_names(["a.up"], [], {"up"}) == ["a.up"]
     assert short_names(["h.0.q", "m.0"], ["h.1.q", "n.0"]) == ["h.0.q", "m.0"]
+
+
+def test_tensor_parallel_refuses_adapters_on_experts() -> None:
+    """Transformers' plan cuts the tensors inside PEFT's wrapper, which adds whole products to them."""
+    tensor_parallel_spec(with_adapters(made(qwen2_moe)))
+    with pytest.raises(UnsupportedLayout, match="Adapters on experts are not offered with tensor parallelism"):
+        tensor_parallel_spec(with_experts(made(qwen2_moe)))

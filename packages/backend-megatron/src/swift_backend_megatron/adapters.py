@@ -20,10 +20,8 @@ from torch import nn
 from swift.contracts import Run
 from swift.errors import UnsupportedLayout
 from swift.toolkit import ADAPTER, HEAD, START, VALUE_HEAD, adapter_names, base_model, name_map
+from swift_backend_megatron.expert_adapters import PREFIX, AdaptedExperts, adapt_experts
 from swift_backend_megatron.tensor_map import MappedTensor, MegatronModel, Tile
-
-_PREFIX = "base_model.model."
-"""Before the names of modules in PEFT's wrapper."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,8 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
         parent, _, attribute = path.rpartition(".")
         adapted = AdaptedLinear(layer, own, added, built.config)
         setattr(built.chunks[index].get_submodule(parent), attribute, adapted)
-    return frozenset(name for spec in specs for name in spec.tensors)
+    experts = adapt_experts(built, meta_copy, device)
+    return frozenset((*(name for spec in specs for name in spec.tensors), *experts))
 
 
 def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
@@ -209,8 +208,8 @@ def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
             for tile in built.tensor_map[name].tiles:
                 tile.tensor.requires_grad_(True)
             continue
-        weight = memory.removeprefix(_PREFIX).replace(f".modules_to_save.{ADAPTER}", "")
-        if weight == memory.removeprefix(_PREFIX):
+        weight = memory.removeprefix(PREFIX).replace(f".modules_to_save.{ADAPTER}", "")
+        if weight == memory.removeprefix(PREFIX):
             continue
         if weight != HEAD:
             raise UnsupportedLayout(
@@ -226,20 +225,21 @@ def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
 
 def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     on_disk = adapter_names(meta_copy)
     names = name_map(meta_copy)
     found = []
     for path, module in meta_copy.named_modules():
-        if not isinstance(module, BaseTunerLayer):
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, ParamWrapper):
             continue
         plain = isinstance(module, LoraLayer) and isinstance(module.get_base_layer(), nn.Linear)
-        weight = f"{path.removeprefix(_PREFIX)}.weight"
+        weight = f"{path.removeprefix(PREFIX)}.weight"
         pieces = names.pieces(weight) if plain and weight in names.parameters() else ()
         if len(pieces) != 1 or pieces[0].numel != module.get_base_layer().weight.numel():
             raise UnsupportedLayout(
-                f"An adapter on {path.removeprefix(_PREFIX)} is not offered with Megatron: adapters go on linear "
+                f"An adapter on {path.removeprefix(PREFIX)} is not offered with Megatron: adapters go on linear "
                 "layers that are one tensor on disk.",
                 hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
             )
@@ -306,7 +306,8 @@ def _outputs(members: list[list[Tile]], outputs: int, device: torch.device) -> A
 @contextmanager
 def adapters_off(chunks: list[Any]) -> Iterator[None]:
     """View the model without its adapters."""
-    layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, AdaptedLinear)]
+    adapted = (AdaptedLinear, AdaptedExperts)
+    layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, adapted)]
     for layer in layers:
         layer.off = True
     try:

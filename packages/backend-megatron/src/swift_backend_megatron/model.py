@@ -42,6 +42,7 @@ from swift_backend_megatron.architectures import (
     not_known,
     settings_of_files,
 )
+from swift_backend_megatron.expert_adapters import mark_expert
 from swift_backend_megatron.fp8 import settings_of as fp8_settings
 from swift_backend_megatron.images import language_of
 from swift_backend_megatron.layout import options_of, sizes_of, stages_of
@@ -324,7 +325,6 @@ def mark_experts(models: Iterable[nn.Module], config: Any) -> None:
     experts follow the dense layers and are left alone.
     """
     expert_tensor = config.expert_tensor_parallel_size or config.tensor_model_parallel_size
-    own_group = config.expert_model_parallel_size > 1 or expert_tensor != config.tensor_model_parallel_size
     for model in models:
         for name, parameter in model.named_parameters():
             if ".experts." not in name:
@@ -332,14 +332,7 @@ def mark_experts(models: Iterable[nn.Module], config: Any) -> None:
             row = "linear_fc2" in name
             if parameter.dim() < 2 and row and expert_tensor > 1:
                 raise NotImplementedError(f"biases of experts with expert tensor parallelism: {name}")
-            marks = {
-                "allreduce": not own_group,
-                "tensor_model_parallel": True,
-                "partition_dim": int(row),
-                "partition_stride": 1,
-            }
-            for mark, value in marks.items():
-                setattr(parameter, mark, value)
+            mark_expert(parameter, config, dimension=int(row))
 
 
 def add_value_head(chunks: Sequence[Any], config: Any) -> None:

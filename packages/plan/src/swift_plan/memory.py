@@ -190,12 +190,15 @@ class LayerMemory:
     """Of the model around its layers."""
     whole: float = 0.0
     """What a layer keeps that is not recomputed."""
+    held: float = 0.0
+    """Bytes from its forward pass to its backward pass, however many tokens: experts with their adapters added."""
 
     def scaled(self, by: float, kept: float) -> LayerMemory:
         """Return that of a layer cut so that it has this part of the tensors, and `kept` of what it keeps."""
         return replace(
-            self, kept=self.kept * kept, transient=self.transient * by, fixed=self.fixed * by, whole=self.whole * by
-        )
+            self, kept=self.kept * kept, transient=self.transient * by, fixed=self.fixed * by, whole=self.whole * by,
+            held=self.held * by,
+        )  # fmt: skip
 
 
 class TracedMemory(Protocol):
@@ -286,7 +289,7 @@ class Activations:
     ) -> None:  # fmt: skip
         layout = backend.layout(run)
         self._workload, self._shape, self._size = workload, shape, workload.compute_bytes
-        self._on_cpu, self._tp = workload.on_cpu, layout.tp
+        self._on_cpu, self._tp, self._adapted = workload.on_cpu, layout.tp, workload.experts
         self._head_gradient = 0.0 if workload.adapted else 4.0 * shape.embedding / layout.tp
         self.basis: Basis = "counted"
         counted = self._counted(backend, run, layout)
@@ -328,7 +331,13 @@ class Activations:
         moment = size * (widths.width / layout.tp + 2 * shape.hidden)
         again = layer + (moment if self._own else recomputing(widths))
         ends = (8.0 if self._own else 2 * hidden_bytes(widths)) * shape.hidden
-        return LayerMemory(layer, moment, 0.0, ends, layer), LayerMemory(kept, again, 0.0, ends, layer)
+        # PEFT adds adapters to experts as whole tensors, and makes whole gradients of the sums.
+        stacks = [] if self._own else [each.values for each in shape.stacked_experts() if each.name in self._adapted]
+        sums, largest = (size * count / (layout.ep * layout.etp) for count in (sum(stacks), max(stacks, default=0)))
+        return (
+            LayerMemory(layer, moment, largest, ends, layer, sums),
+            LayerMemory(kept, again, 2 * sums, ends, layer),
+        )
 
     def highest(self, stage: Stage, tokens: float, micro_batches: int, state: KeptState, *, recompute: bool) -> Instant:
         """Return the instant at which a stage has the most, for micro-batches of so many tokens."""
@@ -337,16 +346,18 @@ class Activations:
         always, growing, passing, afterwards, leaving = state.sizes
         # After the first micro-batch there are gradients all the time.
         before = 1.0 if micro_batches > 1 else 0.0
-        all_layers = (stage.layers * in_flight * layer.kept + layer.ends) * tokens
+        held = stage.layers * in_flight * layer.held
+        all_layers = (stage.layers * in_flight * layer.kept + layer.ends) * tokens + held
         moment = layer.transient * tokens + layer.fixed
         head = self._head_gradient if stage.has_head else 0.0
         of_head = max(before, min(1.0, head / growing)) if growing else 0.0
         first = always + of_head * growing + all_layers + moment + passing
         # The embedding's gradient is not there before the last layer has been left.
-        one_layer = (max(0.0, (in_flight - 1) * stage.layers + 1) * layer.kept + layer.ends) * tokens
+        remaining = max(0.0, (in_flight - 1) * stage.layers + 1)
+        one_layer = (remaining * layer.kept + layer.ends) * tokens + remaining * layer.held
         last = always + growing + one_layer + moment + passing
         # When a layer has been gone through, what it kept is gone, and its gradients are there.
-        less = layer.kept * tokens
+        less = layer.kept * tokens + layer.held
         left = always + of_head * growing + all_layers - less + passing + leaving
         end = always + growing + one_layer - less + passing + leaving
         update = always + growing + afterwards

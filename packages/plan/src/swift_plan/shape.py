@@ -109,6 +109,13 @@ class ModelShape:
         yield Matrix2("up_proj", width, self.hidden, copies)
         yield Matrix2("down_proj", self.hidden, width, copies)
 
+    def stacked_experts(self) -> Iterator[Matrix2]:
+        """Yield the matrices of the routed experts of a layer, as transformers stacks them."""
+        if self.experts:
+            up = Matrix2("gate_up_proj", 2 * self.expert_width, self.hidden, self.experts)
+            yield up if self.gated else Matrix2("up_proj", self.expert_width, self.hidden, self.experts)
+            yield Matrix2("down_proj", self.hidden, self.expert_width, self.experts)
+
     def dense_matrices(self, *, with_experts: bool) -> Iterator[Matrix2]:
         """Yield the matrices of a layer that every token passes through."""
         yield from self.attention_matrices()

@@ -33,6 +33,7 @@ from swift.toolkit import (
 )
 from swift_plan.compiled import kept_bytes
 from swift_plan.memory import LayerMemory
+from swift_plan.workload import adapted_experts
 
 _CHUNKS = 8
 """Chunks of the loss that are traced at most."""
@@ -127,6 +128,7 @@ class Trace:
         self._text = text_config(config)
         self._compute = torch.float32 if compute_bytes == 4 else torch.bfloat16
         self._adapted = backend.trained_values(1, 1) is not None
+        self._adapts_experts = bool(adapted_experts(backend.tuner_options))
         self._known: dict[Any, Any] = {}
 
     @classmethod
@@ -150,8 +152,13 @@ class Trace:
         if found is None:
             (one, _), (two, most) = (self.passed(blocks, self._length, recompute=recompute) for blocks in (1, 2))
             half, most_of_half = self.passed(2, max(1, self._length // 2), recompute=recompute)
-            kept = (two - one) / self._length
-            ends = max(0.0, one / self._length - kept)
+            held = 0.0
+            if self._adapts_experts and not recompute:
+                # Of two blocks: what does not grow with the tokens.
+                grown = (two - half) / (self._length - max(1, self._length // 2) or 1)
+                held = max(0.0, two - grown * self._length) / 2
+            kept = (two - one - held) / self._length
+            ends = max(0.0, (one - held) / self._length - kept)
             if self._backend.config.train.compile and not recompute:
                 kept = self._kept_compiled()
             # What does not grow with the tokens is gradients of single weights.
@@ -162,6 +169,7 @@ class Trace:
                 fixed=max(0.0, most - two - grows * self._length),
                 ends=ends,
                 whole=self.layer(recompute=False).kept if recompute else kept,
+                held=held,
             )
         return found
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from swift.config.own_options import ALL_LINEAR, EXPERTS
 from swift.planning import PlannedBackend
 from swift_plan.quantized import QuantizedModel
 from swift_plan.shape import Matrix2, ModelShape
@@ -34,6 +36,8 @@ class Workload:
     drops: bool = False
     """Whether adapters drop some of their inputs, of which each then keeps a copy and a mask."""
 
+    experts: frozenset[str] = frozenset()
+    """Names of the stacked experts that have adapters."""
     own_layers: bool = True
     """Whether the layers are the backend's own, and not those of transformers: matrices that have one input are one."""
     fp8: bool = False
@@ -65,9 +69,17 @@ class Workload:
             on_cpu=on_cpu,
             segments=2 if config.objective.name in _PAIRS else 1,
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
+            experts=adapted_experts(backend.tuner_options),
             own_layers=backend.own_layers,
             fp8=getattr(backend.parsed.backend_options, "fp8", "none") != "none",
         )
+
+
+def adapted_experts(options: Any) -> frozenset[str]:
+    """Return the names of the stacked experts that get adapters by a tuner's options."""
+    if EXPERTS in getattr(options, "targets", ()):
+        return frozenset({"gate_up_proj", "up_proj", "down_proj"})
+    return frozenset(name.rpartition(".")[2] for name in getattr(options, "target_parameters", ()))
 
 
 class TrainedCount:
@@ -83,8 +95,9 @@ class TrainedCount:
             dtype = backend.config.model.dtype
             stored = dtype if dtype != "auto" else "float32" if workload.compute_bytes == 4 else "bfloat16"
             self.quantized = quantized_model(shape.config, backend.config.tuner, stored)
-        targets = getattr(backend.config.tuner, "targets", None)
-        self._targets = None if targets in (None, "all-linear", ("all-linear",), ["all-linear"]) else tuple(targets)
+        targets = getattr(backend.tuner_options, "targets", (ALL_LINEAR,))
+        self._targets = None if ALL_LINEAR in targets else targets
+        self._experts = workload.experts
         self._layers = (self._count(with_experts=False), self._count(with_experts=True))
 
     def _adapters(self, matrices: list[Matrix2]) -> float:
@@ -105,9 +118,12 @@ class TrainedCount:
         return self._adapters(list(self._shape.dense_matrices(with_experts=with_experts))), values
 
     def experts(self) -> tuple[float, float]:
-        """Return (trained, frozen) of a layer's routed experts, which adapters leave alone."""
+        """Return (trained, frozen) of a layer's routed experts."""
         values = float(self._shape.expert_values)
-        return (0.0, values) if self._adapted else (values, 0.0)
+        if not self._adapted:
+            return values, 0.0
+        stacks = [each for each in self._shape.stacked_experts() if each.name in self._experts]
+        return sum(each.copies * (self._adapter_values(each.rows, each.columns) or 0.0) for each in stacks), values
 
     def end(self, values: float) -> tuple[float, float]:
         """Return (trained, frozen) of an embedding or a head."""

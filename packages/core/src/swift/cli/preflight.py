@@ -29,7 +29,7 @@ from swift.config.incompatibilities import (
     uneven_batch,
     unsplit_stream,
 )
-from swift.config.own_options import ALL_LINEAR, LoraOptions
+from swift.config.own_options import LoraOptions
 from swift.config.sections import Config
 from swift.contracts import ProcessLayout, RequestedRun, World
 from swift.data.sources.spec import parse_source
@@ -163,7 +163,7 @@ def _check_targets(config: Config, content: Mapping[str, Any], files: Safetensor
     if tuner.kind != "lora" or tuner.adapter is not None:
         return
     options = tuner.options(LoraOptions)
-    targets = () if options.target_regex is not None or options.targets == (ALL_LINEAR,) else options.targets
+    targets = () if options.target_regex is not None or options.all_linear else options.targets
     if not targets or experts_of(StoredConfig(content).get_text_config()):
         return
     modules = {part for name in files.names() for part in name.split(".")[:-1] if not part.isdecimal()}

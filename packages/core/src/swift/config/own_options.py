@@ -84,6 +84,8 @@ class FullOptions(Section):
 
 
 ALL_LINEAR = "all-linear"
+EXPERTS = "experts"
+"""The target that stands for the routed experts of a mixture, which are one parameter per layer, not modules."""
 _OTHER_TARGETS = {
     "all-router": "routers of mixtures of experts get no adapters",
     "all-embedding": "for the embedding, use its module's name, embed_tokens in most models",
@@ -108,7 +110,10 @@ _STARTS = {"true": "default", "kaiming": "default", "random": "default", "lora-g
 class TargetOptions(Section):
     """Options of adapters that say which modules get one."""
 
-    targets: tuple[Pattern, ...] = Field((ALL_LINEAR,), description="Modules that get an adapter")
+    targets: tuple[Pattern, ...] = Field(
+        (ALL_LINEAR,),
+        description="Modules that get an adapter: names or all-linear, and experts for the routed experts of a mixture",
+    )
     target_regex: Expression | None = Field(
         None,
         description="Regular expression that full names of modules must match to get an adapter, instead of targets",
@@ -135,10 +140,17 @@ class TargetOptions(Section):
         for name in names:
             if reason := _OTHER_TARGETS.get(name.lower().replace("_", "-")):
                 raise ValueError(f"must be names of modules or {ALL_LINEAR} ({reason})")
+        experts = (EXPERTS,) if EXPERTS in names else ()
+        names = [name for name in names if name != EXPERTS]
         every = any(name.lower().replace("_", "-") in (ALL_LINEAR, "all") for name in names)
         if every and len(names) > 1:
-            raise ValueError(f"must be either {ALL_LINEAR} or names of modules")
-        return (ALL_LINEAR,) if every else tuple(names)
+            raise ValueError(f"must be either {ALL_LINEAR} or names of modules, and may have {EXPERTS} besides")
+        return (*((ALL_LINEAR,) if every else names), *experts)
+
+    @property
+    def all_linear(self) -> bool:
+        """Return whether all linear layers get an adapter."""
+        return self.target_regex is None and ALL_LINEAR in self.targets
 
     @model_validator(mode="after")
     def _one_way_of_naming(self) -> TargetOptions:
@@ -164,6 +176,9 @@ class LoraOptions(TargetOptions):
     )
     dora: bool = Field(False, description="DoRA: train direction and magnitude separately")
     rslora: bool = Field(False, description="Rank-stabilized scale: alpha / sqrt(rank)")
+    target_parameters: tuple[Pattern, ...] = Field(
+        (), description="Stacked experts that get adapters as well, by names of parameters: mlp.experts.down_proj"
+    )
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
     init: Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq", "eva", "lora_ga"] = Field(
         "default",
@@ -186,6 +201,17 @@ class LoraOptions(TargetOptions):
         if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
             values = {"init_iterations": int(randomised[1]), **values, "init": "pissa"}
         return {"dropout": 0.0, **values} if values["init"].lower().replace("-", "_") in STARTED else values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_dropout_on_experts(cls, values: Any) -> Any:
+        """Default dropout to 0 where experts get adapters: it cannot be applied to the inputs of each expert alone."""
+        if not isinstance(values, dict):
+            return values
+        targets = values.get("targets")
+        names = [targets] if isinstance(targets, str) else targets if isinstance(targets, list | tuple) else ()
+        experts = any(EXPERTS in [part.strip() for part in str(name).split(",")] for name in names)
+        return {"dropout": 0.0, **values} if experts or values.get("target_parameters") else values
 
     @field_validator("init", mode="before")
     @classmethod

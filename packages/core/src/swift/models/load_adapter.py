@@ -19,6 +19,7 @@ from swift.models.adapter_file import (
 from swift.models.files import SafetensorsFolder
 from swift.models.names import ADAPTER, adapter_names
 from swift.models.opening import as_model_error
+from swift.models.peft_targets import with_modules_named
 from swift.models.quiet import without_bitsandbytes
 from swift.models.weights_check import check_finite
 from swift.safetensors_header import FLOATING
@@ -28,7 +29,7 @@ _OWN = "Use the model that the adapter was trained on, or copy the adapter again
 
 def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) -> Any:
     """Return PEFT's configuration of an adapter for this model; `ModelError` where `source` holds no such thing."""
-    settings = checked_adapter(config, source)
+    settings = with_modules_named(checked_adapter(config, source), model)
     check_patterns(settings, [name for name, _ in model.named_modules()], source)
     with without_bitsandbytes():
         from peft import PeftConfig
@@ -86,7 +87,9 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> SafetensorsFolder:
                 hint="Copy the adapter again.",
             )
         shape = weights.shape(name)
-        if ".lora_A." in name and (not shape or shape[0] not in ranks):
+        # On stacked experts A has so many rows for each of them; PEFT compares them with the model.
+        stacked = bool(config.get("target_parameters")) and bool(shape) and any(not shape[0] % rank for rank in ranks)
+        if ".lora_A." in name and not stacked and (not shape or shape[0] not in ranks):
             raise ModelError(
                 f"{name} in {folder / ADAPTER_WEIGHTS} has the shape {shape}, but {ADAPTER_CONFIG} declares rank "
                 f"{' or '.join(map(str, sorted(ranks)))}.",

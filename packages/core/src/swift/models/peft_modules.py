@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from swift.config.incompatibilities import no_such_module
-from swift.config.own_options import ALL_LINEAR, LoraOptions, TargetOptions
+from swift.config.own_options import ALL_LINEAR, EXPERTS, LoraOptions, TargetOptions
 from swift.contracts import TunerContext
-from swift.errors import ConfigError, ModelError
+from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_file import check_patterns, kind_of, read_adapter_config
 from swift.models.heads import head_of
 from swift.models.load_adapter import attach_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map
-from swift.models.peft_targets import adapts_experts, all_linear, names_module, short_names
+from swift.models.peft_targets import adapts_experts, all_linear, names_module, short_names, stacked_experts
 from swift.models.quiet import without_bitsandbytes
 
 Initial = Callable[[str, Sequence[int]], "torch.Tensor | None"]
@@ -32,16 +32,18 @@ def attach_peft(
 ) -> torch.nn.Module:
     """Return the model with new modules of PEFT on what the options name, except what `context` leaves frozen.
 
-    `make` is called with `task_type`, `target_modules`, `exclude_modules` and `modules_to_save`, and returns PEFT's
-    configuration. `initial` is called with the name on disk and the shape of each parameter, and returns what it begins
-    with, or None to leave it as PEFT made it.
+    `make` is called with `task_type`, `target_modules`, `exclude_modules`, `modules_to_save` and, for experts,
+    `target_parameters`, and returns PEFT's configuration. `initial` is called with the name on disk and the shape of
+    each parameter, and returns what it begins with, or None to leave it as PEFT made it.
     """
     with without_bitsandbytes():
         from peft import get_peft_model
 
+    parameters = _parameters(model, options, context.frozen)
     config = make(
         task_type=_peft_task(model),
-        target_modules=_targets(model, options, context.say),
+        target_modules=_targets(model, options, parameters, context.say),
+        **({"target_parameters": parameters} if parameters else {}),
         exclude_modules=sorted(context.frozen) or None,
         modules_to_save=list(options.modules_to_save) or None,
     )
@@ -51,10 +53,10 @@ def attach_peft(
             tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
     except ValueError as error:
         raise ConfigError(f"The adapter does not fit this model: {error}", hint="Check tuner.targets.") from error
-    parameters = dict(tuned.named_parameters())
+    tensors = dict(tuned.named_parameters())
     with torch.no_grad():
         for memory, disk in adapter_names(tuned).items():
-            parameter = parameters.get(memory)
+            parameter = tensors.get(memory)
             if parameter is None or parameter.is_meta:
                 continue
             first = initial(disk, parameter.shape)
@@ -63,29 +65,60 @@ def attach_peft(
     return tuned
 
 
-def _targets(model: torch.nn.Module, options: TargetOptions, say: Callable[[str], None]) -> str | list[str]:
-    """Return the modules that PEFT adapts: an expression, or names of modules that all exist."""
+def _targets(
+    model: torch.nn.Module, options: TargetOptions, parameters: Sequence[str], say: Callable[[str], None]
+) -> str | list[str]:
+    """Return the modules that PEFT adapts next to `parameters`: an expression, or names of modules that all exist."""
     experts = _fused_expert_modules(model)
     names = [name for name, _ in model.named_modules()]
     if options.target_regex is not None:
         return _matched(_regex(model, options.target_regex), names, experts)
-    if options.targets != (ALL_LINEAR,):
+    if not options.all_linear:
         modules = {name.rpartition(".")[2] for name in names} | experts
-        for target in options.targets:
+        targets = [target for target in options.targets if target != EXPERTS]
+        for target in targets:
             if target.rpartition(".")[2] not in modules:
                 raise no_such_module(target, modules)
-        _check_on_experts(
-            model, options, [each for each in options.targets if _on_experts(each, experts, names)], names
-        )
-        return list(options.targets)
+        _check_on_experts(model, options, [each for each in targets if _on_experts(each, experts, names)], names)
+        return targets
     found = all_linear(model, experts)
-    advice = ""
-    if experts and isinstance(options, LoraOptions) and adapts_experts(model):
-        advice = f"; to adapt them as well, add --tuner.targets {' '.join(sorted({*found.targets, *experts}))}"
-        advice += " --tuner.dropout 0"  # they are one stacked tensor per layer
-    if experts or found.left_out:
-        say(f"{found}{'; none on the routed experts' if experts else ''}{advice}")
+    note = ""
+    if parameters:
+        note = f"; and to the experts ({', '.join(parameters)})"
+    elif stacked_experts(model):
+        note = "; none on the routed experts"
+        note += f" (for these as well: --target_modules {ALL_LINEAR} {EXPERTS})" * isinstance(options, LoraOptions)
+    if note or found.left_out:
+        say(f"{found}{note}")
     return found.targets
+
+
+def _parameters(model: torch.nn.Module, options: TargetOptions, frozen: Collection[str]) -> list[str]:
+    """Return the stacked experts that PEFT adapts, outside of `frozen` modules, by the ends of their names."""
+    named = options.target_parameters if isinstance(options, LoraOptions) else ()
+    if EXPERTS not in options.targets and not named:
+        return []
+    known = stacked_experts(model)
+    if not known:
+        raise ConfigError(
+            f"This {base_model(model).config.model_type} model has no experts that are stacked in one tensor per "
+            "layer, [experts, rows, columns], so there is nothing to attach adapters to.",
+            hint=f"Remove {EXPERTS} from --target_modules, and --target_parameters.",
+        )
+    for name in named:
+        if not names_module(name, known):
+            raise ConfigError(
+                f"tuner.target_parameters: the model has no stacked experts {name!r}.{did_you_mean(name, known)}",
+                hint=f"Type --target_parameters {' '.join(_ends(known, model))}, or name modules in --target_modules.",
+            )
+    _check_lora_of_experts(options)
+    wanted = {each for name in named for each in known if names_module(name, [each])}
+    chosen = known if EXPERTS in options.targets else [each for each in known if each in wanted]
+    return _ends([each for each in chosen if each.rpartition(".")[0] not in frozen], model)
+
+
+def _ends(wanted: Sequence[str], model: torch.nn.Module) -> list[str]:
+    return short_names(wanted, {name for name, _ in base_model(model).named_parameters()} - set(wanted))
 
 
 def _on_experts(target: str, experts: set[str], names: list[str]) -> bool:
@@ -97,20 +130,31 @@ def _check_on_experts(model: torch.nn.Module, options: TargetOptions, targets: l
     """Refuse targets that mean the stacked experts where adapters cannot be attached to these."""
     if not targets:
         return
+    if not adapts_experts(model):
+        if all(names_module(target, names) for target in targets):
+            return  # dense layers or shared experts of this name are meant
+        raise ConfigError(
+            f"PEFT does not know the experts of {base_model(model).config.model_type} models by {' '.join(targets)}.",
+            hint=f"Type {EXPERTS} instead: --target_modules {ALL_LINEAR} {EXPERTS}",
+        )
+    _check_lora_of_experts(options)
+
+
+def _check_lora_of_experts(options: TargetOptions) -> None:
+    """Refuse what PEFT, or the numbers of one process, do not allow for adapters on stacked experts."""
     if not isinstance(options, LoraOptions):
         raise ConfigError(
             "The experts of this model are one tensor per layer, for which PEFT supports only LoRA.",
             hint="Type --tuner.kind lora, or remove the experts from tuner.targets.",
         )
-    if not adapts_experts(model):
-        if all(names_module(target, names) for target in targets):
-            return  # dense layers or shared experts of this name are meant
-        raise ConfigError(
-            f"PEFT does not support adapters on the stacked experts of {base_model(model).config.model_type} models.",
-            hint=f"Remove {' '.join(targets)} from tuner.targets.",
-        )
     if options.dropout > 0:
         raise ConfigError("Adapters on experts do not support dropout.", hint="Add --tuner.dropout 0")
+    if options.dora:
+        raise ConfigError("Adapters on experts do not support DoRA.", hint="Leave --use_dora out.")
+    if options.init != "default":
+        raise ConfigError(
+            f"Adapters on experts do not support tuner.init {options.init}.", hint="Leave --init_lora_weights out."
+        )
 
 
 def _regex(model: torch.nn.Module, expression: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from swift.models.heads import head_of
-from swift.models.names import base_model
+from swift.models.names import base_model, whole_shape
 
 
 @dataclass
@@ -51,6 +51,20 @@ def all_linear(model: torch.nn.Module, reserved: Collection[str]) -> AllLinear:
     )
 
 
+def stacked_experts(model: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters that hold a matrix of each expert: [experts, rows, columns].
+
+    Where a parameter is stored in another form (a shard, fewer bits), `whole_shape` must tell its shape.
+    """
+    return [
+        f"{path}.{name}"
+        for path, module in base_model(model).named_modules()
+        if "expert" in f"{path}.{type(module).__name__}".lower()
+        for name, parameter in module.named_parameters(recurse=False)
+        if len(whole_shape(parameter)) == 3
+    ]
+
+
 def short_names(wanted: Iterable[str], others: Iterable[str], reserved: Collection[str] = ()) -> list[str]:
     """Return the shortest endings of names, cut at dots, that match all `wanted` and none of the `others`."""
     taken = {ending for name in others for ending in _endings(name)} | set(reserved)
@@ -73,6 +87,37 @@ def adapts_experts(model: torch.nn.Module) -> bool:
 
     kind = conversion._MODEL_TO_CONVERSION_PATTERN.get(base_model(model).config.model_type)
     return bool(conversion._MOE_FUSED_TARGETS.get(kind))
+
+
+def as_peft_reads(config: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """Return PEFT's settings of an adapter on experts so that PEFT alone reads them as they are meant.
+
+    It would take `shared_experts.gate_proj` for the routed experts (see `named_modules_kept`). Named by its weight it
+    is the same adapter under the same name, which PEFT computes without dropout: there is none beside experts.
+    """
+    from peft.utils import transformers_weight_conversion as conversion
+
+    kind = conversion._MODEL_TO_CONVERSION_PATTERN.get(base_model(model).config.model_type)
+    taken = conversion._MOE_TARGET_MODULE_MAPPING.get(kind, {})
+    targets, parameters = config.get("target_modules"), config.get("target_parameters")
+    if not parameters or not targets or isinstance(targets, str):
+        return dict(config)
+    if config.get("rank_pattern") or config.get("alpha_pattern"):  # which name modules
+        return dict(config)
+    moved = {each for each in targets if each.rpartition(".")[2] in taken}
+    named = [*parameters, *(f"{each}.weight" for each in moved)]
+    return {**config, "target_modules": sorted(set(targets) - moved), "target_parameters": sorted(named)}
+
+
+def with_modules_named(config: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """Return PEFT's settings of an adapter with modules whose weights `as_peft_reads` names."""
+    linear = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, _linear_classes())]
+    parameters, targets = config.get("target_parameters") or (), config.get("target_modules") or []
+    weights = {each for each in parameters if names_module(each, linear)}
+    if not weights or isinstance(targets, str):
+        return dict(config)
+    modules = sorted({*targets, *(each.removesuffix(".weight") for each in weights)})
+    return {**config, "target_modules": modules, "target_parameters": sorted(set(parameters) - weights)}
 
 
 @contextmanager

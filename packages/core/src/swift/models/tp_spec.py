@@ -38,6 +38,11 @@ def tensor_parallel_spec(model: nn.Module, *, ways: int = 1) -> TensorParallelSp
     Raises `UnsupportedLayout` for a matrix that cannot be cut into so many equal parts.
     """
     base = base_model(model)
+    if any(hasattr(module, "base_layer") and hasattr(module, "parameter_name") for module in base.modules()):
+        raise UnsupportedLayout(
+            "Adapters on experts are not offered with tensor parallelism on this backend.",
+            hint="Type --parallel.tp 1, or --backend megatron.",
+        )
     plan = _plan_of(base)
     cut: dict[str, str] = {}
     partial: set[str] = set()

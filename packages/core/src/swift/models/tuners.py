@@ -28,6 +28,7 @@ from swift.models.heads import VALUE_HEAD_MODULE, take_value_head
 from swift.models.names import ADAPTER, START, base_model, canonical_parameters, generator_of
 from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.peft_modules import attach_peft
+from swift.models.peft_targets import as_peft_reads
 from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
 from swift.models.routers import router_modules
@@ -66,7 +67,7 @@ def adapter_config(model: torch.nn.Module) -> dict[str, Any] | None:
     if START in configs:
         config = plain_config(config)
     # Sets have another order in every process, and enumerations are not JSON.
-    return {key: _plain(value) for key, value in config.items()}
+    return {key: _plain(value) for key, value in as_peft_reads(config, model).items()}
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def tuner(run: Run) -> str:
         parts.append(f"the adapter in {section.adapter}")
     elif section.kind == "lora":
         options = section.options(LoraOptions)
-        parts += [f"rank {options.rank}", f"alpha {options.alpha:g}", f"on {' '.join(options.targets)}"]
+        targets = " ".join((*options.targets, *options.target_parameters))
+        parts += [f"rank {options.rank}", f"alpha {options.alpha:g}", f"on {targets}"]
         parts += [name for name, on in (("DoRA", options.dora), ("rsLoRA", options.rslora)) if on]
     if section.quantize != "none":
         share = run.facts.model.quantized if run.facts.model is not None else None

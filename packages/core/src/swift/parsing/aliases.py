@@ -35,8 +35,8 @@ _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
         "min_pixels",
     ),
     "tuner": (
-        "target_regex", "rank_pattern", "alpha_pattern", "modules_to_save", "freeze_vit", "freeze_aligner",
-        "freeze_llm", "freeze_router",
+        "target_regex", "target_parameters", "rank_pattern", "alpha_pattern", "modules_to_save", "freeze_vit",
+        "freeze_aligner", "freeze_llm", "freeze_router",
     ),
     "objective": (
         "beta", "desirable_weight", "undesirable_weight", "center_rewards_coefficient", "step_separator",
@@ -80,6 +80,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "tuner.alpha": ("lora_alpha",),
     "tuner.dropout": ("lora_dropout",),
     "tuner.targets": ("target_modules", "lora_target_modules", "lora_target"),
+    "tuner.target_parameters": ("lora_target_parameters",),
     "tuner.bias": ("lora_bias",),
     "tuner.init": ("init_lora_weights", "init_weights"),
     "tuner.double_quant": ("bnb_4bit_use_double_quant", "double_quantization"),

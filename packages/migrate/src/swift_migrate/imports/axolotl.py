@@ -37,7 +37,7 @@ TABLE: Table = {
     "peft_use_rslora": to("tuner.rslora"),
     "peft_use_dora": to("tuner.dora"),
     "peft_init_lora_weights": absent("set tuner.init"),
-    "lora_target_parameters": absent("adapters on parameters instead of modules are not implemented"),
+    "lora_target_parameters": to("tuner.target_parameters"),
     "lora_layers_to_transform": absent("select the layers with a pattern in tuner.target_regex"),
     "unfrozen_parameters": to("tuner.train_only"),
     "flash_attention": when_on({"model.attention": "flash_attention_2"}),

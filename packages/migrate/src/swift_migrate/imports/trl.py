@@ -47,7 +47,7 @@ TABLE: Table = {
     "loss_weights": absent("an objective has one loss"),
     "eos_token": absent("set it in the model's tokenizer_config.json"),
     "pad_token": unneeded("padding is masked"),
-    "lora_target_parameters": absent("adapters on parameters instead of modules are not implemented"),
+    "lora_target_parameters": to("tuner.target_parameters"),
     "ref_model_init_kwargs": changed("the reference is the model at the start of training"),
     "generate_during_eval": changed("evaluation measures losses; to generate text use swift infer"),
     "ignore_bias_buffers": unneeded("applies to a library that swift does not use"),
