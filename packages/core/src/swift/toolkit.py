@@ -45,7 +45,7 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
+from swift.models.quantize import quantized_share, stored_bytes, weights_to_quantise
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
@@ -129,7 +129,6 @@ __all__ = [
     "join_group",
     "kept",
     "kernels_for",
-    "layers_to_quantise",
     "leave_group",
     "load_pickle",
     "merged",
@@ -168,6 +167,7 @@ __all__ = [
     "vera_directions",
     "waiting",
     "weight_counts",
+    "weights_to_quantise",
     "whole_shape",
     "without_bitsandbytes",
 ]
