@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from against_torch import COMMON, LORA, ROWS, WIDE, Pair, assert_equal, run_pairs
+from against_torch import COMMON, LORA, MOE, ROWS, WIDE, Pair, assert_equal, run_pairs
 from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
@@ -102,6 +102,8 @@ def test_packed_weights_are_sharded_and_training_is_bit_equal(tmp_path: Path) ->
             assert each.bytes_here == each.bytes_whole // 2, name
 
 
+DENSE: Any = ("Qwen3", WIDE)
+MIXTURE: Any = ("Qwen3Moe", {**WIDE, **MOE})
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
     "nf4": ({**NF4, **zero3()}, 2),
     "nf4 on one process": ({**NF4, **zero3()}, 1),
@@ -113,12 +115,19 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
         {**LORA, "tuner.quantize": "bnb-fp4", "tuner.double_quant": False, "tuner.modules_to_save": ["lm_head"],
          **zero3()}, 2,
     ),
+    "experts, nf4": ({**NF4, **zero3()}, 2),
+    "experts, int8, recomputed": (
+        {**LORA, "tuner.quantize": "bnb-int8", "train.gradient_checkpointing": True, **zero3()}, 2,
+    ),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    chosen = {name: Pair("Qwen3", WIDE, settings, processes=size) for name, (settings, size) in VARIANTS.items()}
+    chosen = {
+        name: Pair(*(MIXTURE if name.startswith("experts") else DENSE), settings, processes=size)
+        for name, (settings, size) in VARIANTS.items()
+    }
     return run_pairs(tmp_path_factory.mktemp("variants"), chosen, "deepspeed")
 
 
@@ -126,7 +135,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_packed_weights_give_the_numbers_of_one_process_of_torch(numbers: Any, name: str) -> None:
     # bitsandbytes rounds what 8-bit layers read in an evaluation to 8 bits, so that a last digit may be a step.
-    assert_equal(numbers[name], of_eval=1e-4 if name == "int8" else 1e-5)
+    assert_equal(numbers[name], of_eval=1e-4 if "int8" in name else 1e-5)
 
 
 @pytest.mark.full

@@ -32,6 +32,12 @@ PAIRS = {
     "mistral, context parallel, packed": Pair("Mistral", WINDOW, {"parallel.cp": 2, **PACKED}),
     "bnb-nf4": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "bnb-nf4"}),
     "torchao-nf4": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "torchao-nf4"}),
+    "qwen3-moe, bnb-nf4": Pair("Qwen3Moe", {**WIDE, **MOE}, {**LORA, "tuner.quantize": "bnb-nf4"}),
+    "qwen3-moe, torchao-nf4, recomputed": Pair(
+        "Qwen3Moe",
+        {**WIDE, **MOE},
+        {**LORA, "tuner.quantize": "torchao-nf4", "train.gradient_checkpointing": True},
+    ),
     "biases, ranks of their own": Pair("Qwen2", settings={**LORA, **BIASES}),
     "modules to save": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"]}),
     "kto": Pair(settings={"objective.name": "kto", **LORA}, rows=verdicts(13)),

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import write_architecture
+from tiny_types import tiny_config, write_tiny
+from transformers import AutoModelForCausalLM
 
 from swift.config.sections import ModelSection, TunerSection
 from swift.contracts import ModelFacts, QuantizedShare, Topology
 from swift.errors import ConfigError
 from swift.models.build import build_view, meta_model
 from swift.models.quantize import quantize_model, quantized_share, stored_bytes
+from swift.models.quantized_experts import PackedExperts
 from swift.models.source import open_source
 from swift.observers.facts import tuner
 from swift.planning import planned_backends
+from swift_testing.subjects import write_model
 
 MIXTURE = QuantizedShare(1_000_000, 31_000_000, 29_000_000, 58_000_000, are_experts=True, dtype="bfloat16")
 
@@ -28,20 +32,70 @@ def _source(folder: Path, architecture: str) -> Any:
 
 @pytest.mark.parametrize("architecture", ["qwen3-moe", "deepseek-v3", "mixtral", "qwen3-tied", "gpt2"])
 def test_share_counts_what_bitsandbytes_holds(architecture: str, tmp_path: Path) -> None:
-    """Parameters of the class Params4bit are the quantized ones, whatever the rule that chose them."""
+    """Parameters that are packed are the quantized ones, whatever the rule that chose them."""
     bnb = pytest.importorskip("bitsandbytes")
     source = _source(tmp_path, architecture)
     share = quantized_share(meta_model(source, torch.bfloat16), torch.bfloat16)
     model = quantize_model(meta_model(source, torch.bfloat16), source, TunerSection(quantize="bnb-nf4"), "cpu")
-    packed = [each for each in model.parameters() if isinstance(each, bnb.nn.Params4bit)]
+    packed = [each.quant_state.shape for each in model.parameters() if isinstance(each, bnb.nn.Params4bit)]
+    packed += [each.whole_shape for each in model.parameters() if isinstance(each, PackedExperts)]
     exact = sum(each.numel() for each in source.build(dtype=torch.float32).parameters())
-    assert share.quantized == sum(each.quant_state.shape.numel() for each in packed)
+    assert share.quantized == sum(each.numel() for each in packed)
     assert share.frozen == exact
-    experts = [each for name, each in model.named_parameters() if ".experts." in name]
-    assert share.are_experts == bool(experts)
-    assert share.left >= sum(each.numel() for each in experts)
+    left = [each for name, each in model.named_parameters() if ".experts." in name and each.dtype == torch.bfloat16]
+    assert all(isinstance(each, PackedExperts) for each in left)
+    assert not share.are_experts
     assert share.left_bytes == 2 * share.left
-    assert share.complete == (architecture == "qwen3-tied")
+    assert share.complete == (architecture != "gpt2")
+
+
+def test_experts_that_are_no_stack_stay_and_are_named() -> None:
+    """DBRX has all experts in one matrix, which its code reads from another module."""
+    with torch.device("meta"):
+        share = quantized_share(AutoModelForCausalLM.from_config(tiny_config("dbrx")), torch.bfloat16)
+    assert share.are_experts
+    assert not share.complete
+    assert "the experts, 0.56 MiB, stay in bfloat16" in str(share)
+
+
+@pytest.mark.parametrize("kind", ["bnb-nf4", "bnb-int8"])
+def test_mixture_takes_a_third_of_its_bytes_in_bfloat16(kind: str, tmp_path: Path) -> None:
+    """A mixture whose experts have the proportion of the weights that they have in models of 30 billion."""
+    pytest.importorskip("bitsandbytes")
+    shape = {"hidden_size": 128, "num_experts": 32, "moe_intermediate_size": 64, "num_hidden_layers": 4}
+    write_model(tmp_path, architecture="Qwen3Moe", num_experts_per_tok=4, **shape)
+    source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
+    share = quantized_share(meta_model(source, torch.bfloat16), torch.bfloat16)
+    model = quantize_model(meta_model(source, torch.bfloat16), source, TunerSection(quantize=kind), "cpu")
+    assert share.quantized >= 0.9 * share.frozen
+    assert bytes_of(model) <= (0.32 if kind == "bnb-nf4" else 0.56) * 2 * share.frozen
+
+
+def bytes_of(model: torch.nn.Module) -> int:
+    """Return the bytes of everything that a model keeps, scales included, each storage once."""
+    tensors = [each for each in reachable(model) if isinstance(each, torch.Tensor)]
+    storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+    return sum(storages.values())
+
+
+def reachable(model: torch.nn.Module) -> list[Any]:
+    """Return what modules, parameters and the objects that hold scales refer to."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [model]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in found:
+            continue
+        found[id(each)] = each
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+        elif not isinstance(each, type) and type(each).__module__.startswith(("torch.nn", "transformers.models")):
+            waiting += vars(each).values()
+        elif type(each).__module__.startswith(("bitsandbytes.", "swift.")):
+            waiting += getattr(each, "__dict__", {}).values()
+    return list(found.values())
 
 
 @pytest.mark.parametrize(
@@ -69,17 +123,17 @@ def test_stored_bytes_are_those_of_torchao() -> None:
     assert stored_bytes((256, 256), "torchao-nf4", double_quant=True) == sum(each.nbytes for each in kept)
 
 
-@pytest.mark.parametrize(("strict", "architecture"), [("true", "qwen3-moe"), ("false", "qwen3-moe"), ("true", "qwen3")])
+@pytest.mark.parametrize(("strict", "architecture"), [("true", "dbrx"), ("false", "dbrx"), ("true", "qwen3_moe")])
 def test_strict_refuses_experts_that_stay_whole(
     strict: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a weight is read; and what is built without it carries the share."""
     pytest.importorskip("bitsandbytes")
-    source = _source(tmp_path, architecture)
+    source = open_source(ModelSection(path=str(write_tiny(architecture, tmp_path))), say=lambda _: None)
     words = ["--model", str(tmp_path), "--backend", "torch", "--train_type", "qlora", "--strict", strict]
     requested = planned_backends([*words, "--torch_dtype", "float32"], "sft")[0][0].run({}, 1)
     run = requested.opened(Topology(requested.world, 0, 1)).prepared(0, lambda _: 0.0)
-    if strict == "true" and architecture == "qwen3-moe":
+    if strict == "true" and architecture == "dbrx":
         monkeypatch.setattr(source, "read", None)
         with pytest.raises(ConfigError, match=r"data\.strict true refuses: .*the experts, .* MiB, stay in float32"):
             build_view(run, source)
@@ -87,7 +141,7 @@ def test_strict_refuses_experts_that_stay_whole(
     build_view(run, source)
     assert run.facts.model is not None
     assert run.facts.model.quantized is not None
-    assert run.facts.model.quantized.complete == (architecture == "qwen3")
+    assert run.facts.model.quantized.complete == (architecture == "qwen3_moe")
 
 
 def test_header_names_the_experts_that_stay_whole() -> None:

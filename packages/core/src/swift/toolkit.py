@@ -47,7 +47,7 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
+from swift.models.quantize import quantized_share, stored_bytes, weights_to_quantise
 from swift.models.quiet import without_bitsandbytes
 from swift.models.router_losses import balance_loss, follow_load, load_metrics, z_loss
 from swift.models.routers import RouterOptions
@@ -140,7 +140,6 @@ __all__ = [
     "join_group",
     "kept",
     "kernels_for",
-    "layers_to_quantise",
     "leave_group",
     "load_metrics",
     "load_pickle",
@@ -181,6 +180,7 @@ __all__ = [
     "vera_directions",
     "waiting",
     "weight_counts",
+    "weights_to_quantise",
     "whole_shape",
     "without_bitsandbytes",
     "z_loss",

@@ -193,6 +193,10 @@ class LayerMemory:
     held: float = 0.0
     """Bytes from its forward pass to its backward pass, however many tokens: experts with their adapters added."""
 
+    def with_fixed(self, size: float) -> LayerMemory:
+        """Return that of a layer that takes so many bytes more for a moment."""
+        return replace(self, fixed=self.fixed + size)
+
     def scaled(self, by: float, kept: float) -> LayerMemory:
         """Return that of a layer cut so that it has this part of the tensors, and `kept` of what it keeps."""
         return replace(
@@ -304,6 +308,9 @@ class Activations:
             self.layer = counted[0].kept
             self._loss = lambda tokens: trace.loss(max(1, round(tokens)), cut=layout.tp)
             self.basis = "traced"
+        if workload.quantize != "none":  # experts of the layer that computes are dense
+            dense = self._size * shape.expert_values
+            counted = (counted[0].with_fixed(dense), counted[1].with_fixed(dense))
         self._layers = counted
 
     def _counted(

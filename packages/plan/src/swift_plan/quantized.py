@@ -45,14 +45,14 @@ def _quantized_model(config: str, quantize: str, double_quant: bool, dtype: str)
     quiet_libraries()
     import torch
 
-    from swift.toolkit import decoder_blocks, layers_to_quantise, quantized_share, stored_bytes
+    from swift.toolkit import decoder_blocks, quantized_share, stored_bytes, weights_to_quantise
 
     model = _without_weights(json.loads(config), getattr(torch, dtype))
-    quantized = {model.get_submodule(path) for path in layers_to_quantise(model).values()}
+    quantized = {id(model.get_parameter(name)) for name in weights_to_quantise(model)}
 
     def part(block: Any, *, experts: bool) -> QuantizedPart:
-        found = [module.weight for path, module in block.named_modules()
-                 if module in quantized and _is_of_experts(path) == experts]  # fmt: skip
+        found = [weight for name, weight in block.named_parameters()
+                 if id(weight) in quantized and _is_of_experts(name) == experts]  # fmt: skip
         stored = [stored_bytes(weight.shape, quantize, double_quant=double_quant) for weight in found]
         return QuantizedPart(sum(weight.numel() for weight in found), sum(stored))
 

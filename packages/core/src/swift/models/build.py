@@ -21,6 +21,7 @@ from swift.models.media import ProcessorReader
 from swift.models.names import know_names
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Placer, quantize_model, quantized_share
+from swift.models.quantized_experts import code_replaced
 from swift.models.routers import routers_of
 from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
@@ -62,7 +63,8 @@ def build_view(
     if config.train.pad_token:
         _train_padding_row(model)
     if config.model.liger:
-        _apply_liger(model)
+        with code_replaced(model):
+            _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
     run.facts.adapter = adapter_config(model)
     run.adapter_start.update(read_initialization(run, source, model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import cached_property
 from typing import Any, cast
 
@@ -11,8 +12,11 @@ from swift.contracts import ModelSource, Run, WeightStream
 from swift.models.build import meta_model
 from swift.models.names import NameMap, name_map
 from swift.models.precision import compute_dtype
-from swift.models.quantize import in_low_bit, layers_to_quantise
+from swift.models.quantize import in_low_bit, weights_to_quantise
 from swift.plugins.tuner import tuner_of
+
+_KEPT = 2
+"""Weights that are kept while their tensors are read: stacked experts have two, whose tensors on disk alternate."""
 
 
 class LowBitSource:
@@ -27,6 +31,7 @@ class LowBitSource:
         self._section = run.config.tuner
         self._device = run.topology.device
         self._dtype = compute_dtype(run)
+        self._last: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def __getattr__(self, name: str) -> Any:
         """Return what else the source has."""
@@ -40,21 +45,28 @@ class LowBitSource:
     def read(self, name: str) -> torch.Tensor:
         """Return one weight, in fp32 where it is quantised."""
         names, quantised = self._layers
-        owner = names.owner(name)[0] if name in names.names() else None
+        owner, piece = names.owner(name) if name in names.names() else ("", None)
         if owner not in quantised:
             return self._source.read(name)
-        pieces = names.pieces(owner)
-        whole = torch.empty(quantised[owner], dtype=self._dtype)
-        for piece in pieces:
-            piece.view_of(whole).copy_(self._source.read(piece.name))
-        kept = in_low_bit(whole.to(self._device), self._section, self._dtype).cpu()
-        return next(piece.view_of(kept) for piece in pieces if piece.name == name)
+        assert piece is not None
+        return piece.view_of(self._kept(owner, names, quantised[owner])).clone()
+
+    def _kept(self, owner: str, names: NameMap, shape: torch.Size) -> torch.Tensor:
+        """Return a whole weight; tensors of a layer's experts, which are read in turns, share a few of these."""
+        if owner not in self._last:
+            if len(self._last) == _KEPT:
+                self._last.popitem(last=False)
+            whole = torch.empty(shape, dtype=self._dtype)
+            for piece in names.pieces(owner):
+                piece.view_of(whole).copy_(self._source.read(piece.name))
+            self._last[owner] = in_low_bit(whole.to(self._device), self._section, self._dtype).cpu()
+        return self._last[owner]
 
     @cached_property
     def _layers(self) -> tuple[NameMap, dict[str, torch.Size]]:
         """The names of the model's weights, and the shapes of those that are quantised by their names in memory."""
         model = meta_model(self._source, self._dtype)
-        return name_map(model), {name: model.get_parameter(name).shape for name in layers_to_quantise(model)}
+        return name_map(model), {name: model.get_parameter(name).shape for name in weights_to_quantise(model)}
 
 
 def as_trained(source: ModelSource, run: Run) -> ModelSource:

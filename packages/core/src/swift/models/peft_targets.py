@@ -170,7 +170,7 @@ def _unfit(name: str, module: Any, owner: Any, mixture: bool) -> str | None:
     if not _multiplies(module):
         return f"{type(module).__name__} is not a plain linear layer"
     # Mamba-type mixers; transformers names this parameter alike in all of them.
-    if hasattr(owner, "A_log") and name.rpartition(".")[2] in _weights_read(owner.__class__):
+    if hasattr(owner, "A_log") and name.rpartition(".")[2] in weights_read(owner.__class__):
         return f"{type(owner).__name__} reads the weight directly and would bypass an adapter"
     return None
 
@@ -195,10 +195,10 @@ def _multiplies(module: Any) -> bool:
 
 
 @cache
-def _weights_read(kind: type) -> frozenset[str]:
-    """Return the layers whose weights the code of a module reads, to pass them to a kernel."""
+def weights_read(kind: type) -> frozenset[str]:
+    """Return the layers whose weights the code of a module reads, to pass them to a kernel, not only their types."""
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # no source file
         return frozenset()
-    return frozenset(re.findall(r"\bself\.(\w+)\.weight\b", source))
+    return frozenset(re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|size)\b)", source))

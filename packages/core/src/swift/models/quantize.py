@@ -1,4 +1,4 @@
-"""QLoRA: a model whose linear layers are stored in 4 or 8 bits, for adapters to be trained on.
+"""QLoRA: a model whose linear layers and experts are stored in 4 or 8 bits, for adapters to be trained on.
 
 Weights are read one at a time and quantised at once, so that the whole model never exists in full precision. The
 packages are extras: `pip install "swift-core[qlora]"`.
@@ -20,11 +20,10 @@ from swift.contracts import ModelSource, QuantizedShare
 from swift.errors import ModelError
 from swift.models.heads import head_of, value_head_of
 from swift.models.names import name_map
+from swift.models.peft_targets import weights_read
+from swift.models.quantized_experts import NF4_BLOCK, NF4_SCALER_BLOCK, is_stack, packed_experts, quantise_experts
 
-NF4_BLOCK = 64
-"""Weights that share one scale in torchao's NF4."""
-NF4_SCALER_BLOCK = 256
-_QUANTISED = frozenset({"Params4bit", "Int8Params", "NF4Tensor"})
+_QUANTISED = frozenset({"Params4bit", "Int8Params", "NF4Tensor", "PackedExperts"})
 
 Placer = Callable[[torch.nn.Parameter], None]
 
@@ -37,29 +36,33 @@ def is_quantised(weight: torch.Tensor) -> bool:
 def quantize_model(
     model: Any, source: ModelSource, section: TunerSection, device: torch.device | str, placer: Placer | None = None
 ) -> torch.nn.Module:
-    """Read the weights of a model that `meta_model` made: linear layers quantised as `tuner.quantize` says, all frozen.
+    """Read the weights of a model that `meta_model` made, quantised as `tuner.quantize` says, all frozen.
 
-    The output head stays in the model's precision, and so do experts that are stacked into one parameter. `placer` is
-    called with each quantised weight before the next one is read, to leave a part of it in this process; all other
-    weights are on the meta device then.
+    Those of linear layers but for the head are, and of experts that are stacked into one parameter. `placer` is called
+    with each quantised weight before the next one is read, to leave a part of it in this process; all other weights
+    are on the meta device then.
     """
     quantise = _QUANTISERS[section.quantize](section)
-    _import(section.quantize.partition("-")[0])
-    names, linear = name_map(model), layers_to_quantise(model)
+    library = _library(section)
+    names, quantised = name_map(model), weights_to_quantise(model)
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():
-        if name in buffers or (placer is not None and name not in linear):
+        if name in buffers or (placer is not None and name not in quantised):
             continue
         weight = torch.empty_like(model.get_parameter(name), device="cpu", requires_grad=False)
         for piece in names.pieces(name):
             piece.view_of(weight).copy_(source.read(piece.name))
         weight = weight.to(device)
-        if name in linear:
-            quantise(model, linear[name], weight)
-            if placer is not None:
-                placer(model.get_parameter(name))
-        else:
+        if name not in quantised:
             _set(model, name, torch.nn.Parameter(weight, requires_grad=False))
+            continue
+        _check_blocks(name, weight, section)
+        if weight.ndim == 2:
+            quantise(model, name.rpartition(".")[0], weight)
+        else:
+            quantise_experts(model, name, *packed_experts(weight, section, library))
+        if placer is not None:
+            placer(model.get_parameter(name))
     _read_buffers(model, source, device)
     model.tie_weights()
     model.requires_grad_(False)
@@ -70,14 +73,20 @@ def quantize_model(
     return built
 
 
-def layers_to_quantise(model: Any) -> dict[str, str]:
-    """Return the layers of a model that are quantised, by the names of their weights: linear ones but for heads."""
-    heads = _heads(model)
-    return {
-        f"{path}.weight": path
-        for path, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module not in heads
-    }
+def weights_to_quantise(model: Any) -> list[str]:
+    """Return the names of the weights of a model that are quantised: of linear layers but for heads, and of experts."""
+    modules = dict(model.named_modules())
+    left = {id(head) for head in _heads(model)}
+    # Code that reads a layer's weight, to multiply with it in its own way, expects a matrix.
+    for module in modules.values():
+        left |= {id(getattr(module, name, None)) for name in weights_read(type(module))}
+    return [
+        f"{path}.{name}"
+        for path, module in modules.items()
+        for name, weight in module.named_parameters(recurse=False)
+        if is_stack(path, module, weight)
+        or (name == "weight" and type(module) is torch.nn.Linear and id(module) not in left)
+    ]
 
 
 def _heads(model: Any) -> tuple[Any, Any]:
@@ -86,19 +95,22 @@ def _heads(model: Any) -> tuple[Any, Any]:
 
 def quantized_share(model: Any, dtype: torch.dtype) -> QuantizedShare:
     """Return how much of a model, as `meta_model` makes it, is quantized; all else is stored in `dtype`."""
-    linear, heads = layers_to_quantise(model), _heads(model)
+    quantised, heads = {*weights_to_quantise(model)}, _heads(model)
     ends = [module for module in model.modules() if isinstance(module, torch.nn.Embedding) or module in heads]
     of_ends = {id(weight) for module in ends for weight in module.parameters()}
     weights = dict(model.named_parameters())
-    left = [each for name, each in weights.items() if each.ndim > 1 and name not in linear and id(each) not in of_ends]
-    count = sum(each.numel() for each in left)
-    stacked = sum(each.numel() for name, each in weights.items() if each.ndim > 2 and "experts" in name.split("."))
+    left = {
+        name: each.numel()
+        for name, each in weights.items()
+        if each.ndim > 1 and name not in quantised and id(each) not in of_ends
+    }
+    count = sum(left.values())
     return QuantizedShare(
-        quantized=sum(each.numel() for name, each in weights.items() if name in linear),
+        quantized=sum(each.numel() for name, each in weights.items() if name in quantised),
         frozen=sum(each.numel() for each in weights.values()),
         left=count,
         left_bytes=count * dtype.itemsize,
-        are_experts=2 * stacked > count,
+        are_experts=2 * sum(each for name, each in left.items() if "experts" in name.split(".")) > count,
         dtype=str(dtype).removeprefix("torch."),
     )
 
@@ -108,14 +120,18 @@ def stored_bytes(shape: Sequence[int], quantize: str, *, double_quant: bool) -> 
     count = prod(shape)
     blocks = ceil(count / NF4_BLOCK)
     if quantize == "bnb-int8":
-        return count + 4 * shape[0]
+        return count + 4 * prod(shape[:-1])
     if quantize == "torchao-nf4" or double_quant:  # scales of one byte, and scales of these
         return ceil(count / 2) + blocks + 4 * ceil(blocks / NF4_SCALER_BLOCK)
     return ceil(count / 2) + 4 * blocks
 
 
 def in_low_bit(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:
-    """Return a matrix as 4 or 8 bits keep it, in fp32: what the quantised layer multiplies with."""
+    """Return a matrix, or a stack of experts, as 4 or 8 bits keep it, in fp32: what is multiplied with."""
+    library = _library(section)
+    if weight.ndim == 3:
+        experts, scales = packed_experts(weight.to(dtype), section, library)
+        return scales.dense(experts.data).float()
     holder = torch.nn.Module()
     outputs, inputs = weight.shape
     holder.linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype)
@@ -124,9 +140,9 @@ def in_low_bit(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) 
     if section.quantize == "torchao-nf4":
         kept: torch.Tensor = packed.data.get_original_weight()
     elif section.quantize == "bnb-int8":
-        kept = _import("bnb").functional.int8_vectorwise_dequant(packed.CB, packed.SCB)
+        kept = library.functional.int8_vectorwise_dequant(packed.CB, packed.SCB)
     else:
-        kept = _import("bnb").functional.dequantize_4bit(packed.data, packed.quant_state)
+        kept = library.functional.dequantize_4bit(packed.data, packed.quant_state)
     return kept.float()
 
 
@@ -182,13 +198,17 @@ def _bnb_int8(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
     model.set_submodule(path, layer)
 
 
-def _torchao_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
-    nf4 = _import("torchao")
-    if weight.numel() % (NF4_BLOCK * NF4_SCALER_BLOCK):
+def _check_blocks(name: str, weight: torch.Tensor, section: TunerSection) -> None:
+    """Refuse a weight that torchao's NF4 cannot divide into blocks."""
+    if section.quantize == "torchao-nf4" and weight.numel() % (NF4_BLOCK * NF4_SCALER_BLOCK):
         raise ModelError(
-            f"{path} has {weight.numel()} weights; torchao's NF4 needs a multiple of {NF4_BLOCK * NF4_SCALER_BLOCK}.",
+            f"{name} has {weight.numel()} weights; torchao's NF4 needs a multiple of {NF4_BLOCK * NF4_SCALER_BLOCK}.",
             hint="Type --tuner.quantize bnb-nf4.",
         )
+
+
+def _torchao_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
+    nf4 = _import("torchao")
     packed = nf4.to_nf4(weight, block_size=NF4_BLOCK, scaler_block_size=NF4_SCALER_BLOCK)
     model.get_submodule(path).weight = torch.nn.Parameter(packed, requires_grad=False)
 
@@ -201,6 +221,11 @@ _QUANTISERS: dict[str, Callable[[Any], Quantise]] = {
     "bnb-int8": lambda _: _bnb_int8,
     "torchao-nf4": lambda _: _torchao_nf4,
 }
+
+
+def _library(section: TunerSection) -> Any:
+    """Return the module that quantises."""
+    return _import(section.quantize.partition("-")[0])
 
 
 def _import(kind: str) -> Any:

@@ -74,12 +74,13 @@ def without_bitsandbytes() -> Iterator[None]:
     hidden if it is imported already, as it is for quantising. Targets that name modules stay what they are meanwhile.
     """
     from swift.models.peft_targets import named_modules_kept
+    from swift.models.quantized_experts import adapters_on_packed
 
     hidden = "bitsandbytes" not in sys.modules
     if hidden:
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
     try:
-        with _without_old_torchao(), _without_needless_types(), named_modules_kept():
+        with _without_old_torchao(), _without_needless_types(), named_modules_kept(), adapters_on_packed():
             yield
     finally:
         if hidden:

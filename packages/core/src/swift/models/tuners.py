@@ -25,7 +25,7 @@ from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_initialization import add_start
 from swift.models.heads import VALUE_HEAD_MODULE, take_value_head
-from swift.models.names import ADAPTER, START, base_model, canonical_parameters, generator_of
+from swift.models.names import ADAPTER, START, base_model, canonical_parameters, generator_of, whole_shape
 from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.peft_modules import attach_peft
 from swift.models.peft_targets import as_peft_reads
@@ -228,7 +228,7 @@ def _count(parameter: torch.nn.Parameter) -> int:
     state = getattr(parameter, "quant_state", None)
     if state is not None:
         return math.prod(state.shape)
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    return math.prod(whole_shape(parameter))
 
 
 def _plain(value: Any) -> Any:
