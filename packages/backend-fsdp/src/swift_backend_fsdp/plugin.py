@@ -32,6 +32,7 @@ class FsdpBackend(TorchBackend):
                 "train.pad_token",
                 "optim.gradient_view",
                 "optim.matrix_slots",
+                "parallel.tp of experts",
                 "parallel.tp with modules",
             }
         ),

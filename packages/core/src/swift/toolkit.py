@@ -10,7 +10,7 @@ from __future__ import annotations
 from swift.backends.torch.state import TorchState
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
-from swift.checkpoint.tensor_slices import TensorSlices, part_slices
+from swift.checkpoint.tensor_slices import TensorSlices, part_slices, region_slices
 from swift.kernels import kernels_for
 from swift.models.adapter_initialization import read_initialization
 from swift.models.attention import (
@@ -20,7 +20,8 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, decoder_blocks, meta_model
 from swift.models.classes import auto_class
-from swift.models.cut_modules import cut_modules
+from swift.models.collectives import added_up, copied
+from swift.models.cut_modules import copy_tails, cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
 from swift.models.logits import LogitTransform, VocabularyShard
@@ -50,7 +51,16 @@ from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
-from swift.models.tp_spec import COLUMNS, ROWS, tensor_parallel_spec
+from swift.models.tp_derive import derived_plans
+from swift.models.tp_spec import (
+    COLUMNS,
+    ROWS,
+    ParameterCut,
+    TensorParallelPlan,
+    TensorParallelSpec,
+    own_plan,
+    tensor_parallel_spec,
+)
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
@@ -85,8 +95,11 @@ __all__ = [
     "GlobalSums",
     "LogitTransform",
     "NonFiniteStep",
+    "ParameterCut",
     "Piece",
     "SequenceView",
+    "TensorParallelPlan",
+    "TensorParallelSpec",
     "TensorSlices",
     "TokenViews",
     "TorchState",
@@ -97,6 +110,7 @@ __all__ = [
     "adapter_names",
     "adapters_off",
     "add_placements",
+    "added_up",
     "apply_head",
     "apply_tuner",
     "architecture_of",
@@ -114,9 +128,12 @@ __all__ = [
     "check_widths",
     "choose_attention",
     "choose_device",
+    "copied",
+    "copy_tails",
     "current_world",
     "cut_modules",
     "decoder_blocks",
+    "derived_plans",
     "empty_slot",
     "experts_of",
     "fill",
@@ -137,6 +154,7 @@ __all__ = [
     "model_name",
     "name_map",
     "optim_name",
+    "own_plan",
     "packing_of",
     "parameter_groups",
     "part_slices",
@@ -147,6 +165,7 @@ __all__ = [
     "quantized_share",
     "rates_of_parts",
     "read_initialization",
+    "region_slices",
     "resolve_dtype",
     "resume_adapter",
     "score",

@@ -97,6 +97,10 @@ class ViewModule(nn.Module):
         """Return the transformers model, taken out of PEFT's wrapper."""
         return base_model(self.model)
 
+    def small_copy(self, *, ways: int = 1) -> Any:
+        """Return a small model of the same architecture, whose heads can be divided; None where none can be built."""
+        return shrunk_model(self._class, self.causal_lm.config, ways=ways)
+
     def add_neftune(self, alpha: float) -> None:
         """Add NEFTune's noise to embeddings from now on, while training."""
         self._neftune = NeftuneNoise(self.causal_lm.get_input_embeddings(), alpha)
@@ -358,7 +362,7 @@ class ViewModule(nn.Module):
         name = type(self.causal_lm).__name__
         layout = "packed" if self.attention.flat else "padded"
         named = ", ".join(f"{key} {value:,}" for key, value in limits.items())
-        small = shrunk_model(self._class, config)
+        small = self.small_copy()
         if small is None:
             if self.attention.flat:
                 raise ModelError(

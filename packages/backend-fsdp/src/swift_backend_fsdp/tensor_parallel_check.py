@@ -1,0 +1,108 @@
+"""Which plan of tensor parallel holds for a model: gradients of a small copy, sharded, are those of the whole one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from swift.errors import UnsupportedLayout
+from swift.toolkit import (
+    TensorParallelPlan,
+    TensorParallelSpec,
+    ViewModule,
+    base_model,
+    derived_plans,
+    own_plan,
+    tensor_parallel_spec,
+)
+
+Apply = Callable[[nn.Module, TensorParallelSpec, DeviceMesh], None]
+_TOKENS = 24
+_FAR = 1e-3
+"""Largest difference of a gradient, relative to the largest element of the whole one."""
+
+
+def checked_plan(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> TensorParallelPlan:
+    """Return the model's own plan, or what can be cut where it has none or that computes something else."""
+    model, ways = view.model, mesh.size()
+    small = view.small_copy(ways=ways)
+    own = own_plan(model)
+    if own and (small is None or _Probe(small, mesh, apply).holds(own)):
+        return own
+    found: dict[str, str] = {}
+    if small is not None:
+        probe = _Probe(small, mesh, apply)
+        for plan in derived_plans(model):
+            if _fits(model, plan, ways) and probe.holds(plan):
+                found |= plan
+    if not found:
+        name = type(base_model(model)).__name__
+        why = "" if small is not None else ": no small copy can be built, on which to check what may be cut"
+        raise UnsupportedLayout(f"{name} does not support tensor parallelism{why}.", hint="Type --parallel.tp 1")
+    return found
+
+
+def _fits(model: nn.Module, plan: TensorParallelPlan, ways: int) -> bool:
+    try:
+        tensor_parallel_spec(model, ways=ways, plan=plan)
+    except UnsupportedLayout:
+        return False
+    return True
+
+
+class _Probe:
+    """A small copy of the model, the same on all processes, and its own numbers."""
+
+    def __init__(self, small: Any, mesh: DeviceMesh, apply: Apply) -> None:
+        device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+        self.small, self.mesh, self.apply = small.to(device), mesh, apply
+        self.ids = torch.arange(1, _TOKENS + 1, device=device)[None] * 7919 % 251
+        self.expected = {name: gradient.clone() for name, gradient in self._numbers(copy.deepcopy(small), set())}
+
+    @torch.enable_grad()
+    def holds(self, plan: TensorParallelPlan) -> bool:
+        """Return whether outputs and gradients are the same when the copy is cut."""
+        sharded = copy.deepcopy(self.small)
+        try:
+            spec = tensor_parallel_spec(sharded, ways=self.mesh.size(), plan=plan)
+            self.apply(sharded, spec, self.mesh)
+            found = dict(self._numbers(sharded, spec.partial))
+            same = all(self._close(found.get(name), expected) for name, expected in self.expected.items())
+        except (UnsupportedLayout, RuntimeError) as error:  # code that counts its own heads
+            if isinstance(error, torch.OutOfMemoryError | dist.DistError):
+                raise
+            same = False
+        votes = torch.tensor(float(same), device=self.ids.device)
+        dist.all_reduce(votes, dist.ReduceOp.MIN, group=self.mesh.get_group())
+        return bool(votes)
+
+    @torch.enable_grad()
+    def _numbers(self, model: Any, partial: frozenset[str] | set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what the model computes, and the whole gradient of each parameter."""
+        answer = model(input_ids=self.ids, use_cache=False)
+        output = answer.logits if hasattr(answer, "logits") else answer.last_hidden_state
+        yield "output", output.detach()
+        weights = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).view_as(output)
+        (output * weights.cos()).sum().backward()
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            if name in partial:
+                dist.all_reduce(whole, group=self.mesh.get_group())
+            yield name, whole
+
+    @staticmethod
+    def _close(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
+        if found is None:
+            return False
+        most = expected.abs().max().clamp(min=1e-6)
+        return bool(((found.view_as(expected) - expected).abs() <= _FAR * most).all())
