@@ -100,11 +100,13 @@ class _LocalForward:
         self._forward = module.forward
         module.forward = self.sum if adds else self.part
 
+    @torch.compiler.disable
     def part(self, *given: Any, **named: Any) -> Any:
         """Compute with the shards."""
         with self._local_parameters():
             return self._forward(*given, **named)
 
+    @torch.compiler.disable
     def sum(self, *given: Any, **named: Any) -> torch.Tensor:
         """Compute with the shards, and add up what comes of all of them."""
         output = self.part(*map(self._copied, given), **{name: self._copied(each) for name, each in named.items()})

@@ -41,12 +41,13 @@ def _pair(module: nn.Module) -> Plan:
     linear = {name: inner for name, child in module.named_children() if (inner := _linear(child)) is not None}
     is_attention = "attention" in type(module).__name__.lower()
     others = {name: PARTIAL for name, child in module.named_children() if name not in linear and _has_weights(child)}
+    vectors = {name: COLUMNS for name, own in module.named_parameters(recurse=False) if own.ndim == 1}
     for last, down in reversed(linear.items()):
         before = {name: up for name, up in linear.items() if name != last and up.in_features == down.out_features}
         wide = {name: COLUMNS for name, up in before.items() if up.out_features == down.in_features}
         fused = {name: GATHERED for name, up in before.items() if up.out_features == 2 * down.in_features}
         if is_attention and before:
-            return {**dict.fromkeys(before, COLUMNS), last: ROWS, **others}
+            return {**dict.fromkeys(before, COLUMNS), last: ROWS, **others, **vectors}
         if wide and not is_attention and down.in_features != down.out_features:
             return {**wide, last: ROWS}
         if fused and not others and not is_attention:

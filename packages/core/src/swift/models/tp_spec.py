@@ -116,10 +116,21 @@ class _Reader:
                 self._linear(name, module, linear, how)
             else:
                 self._other(name, module, how)
+        for name, module in self.base.named_modules():
+            self._scalars(name, module)
         return TensorParallelSpec(
             self.cut, frozenset(self.partial), self.whole_outside, self.experts, frozenset(self.identities),
             self.parameters, self.tails,
         )  # fmt: skip
+
+    def _scalars(self, name: str, module: nn.Module) -> None:
+        """Numbers of an activation between columns and rows are used by every process, on its own part."""
+        paths = {f"{name}.{child}": child for child, _ in module.named_children()}
+        hows = {self.cut.get(path) or self.cut.get(f"{path}.base_layer") for path in paths}
+        for path, child in paths.items() if hows >= {COLUMNS, ROWS} else ():
+            own = dict(module.get_submodule(child).named_parameters())
+            if all(each.numel() == 1 for each in own.values()):
+                self.partial |= {f"{path}.{each}" for each in own}
 
     def _linear(self, name: str, module: nn.Module, linear: nn.Linear, how: str) -> None:
         if how in (COLUMNS, ROWS):
