@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from processes import on_processes, succeeded
+from safetensors.torch import load_file
 from tiers import tiered
 from tiny_runs import Trained, run_training
 from tiny_types import tiny_model, write_tiny
@@ -48,17 +50,25 @@ def test_type_trains_under_tp_as_plain(kind: str, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
 def test_experts_resume_on_torch_and_back(name: str, tmp_path: Path) -> None:
-    """Two steps under TP, two on torch, two under TP: the losses of six steps on torch, with AdamW's moments."""
+    """Two steps under TP, two on torch, two under TP and FSDP: losses and weights are those of six steps on torch."""
     model = write_tiny(name, tmp_path / "model")
     (whole,) = succeeded(on_processes(1, partial(_train, model, tmp_path, "whole", 6, None, {}))[0])
     parts: list[Trained] = []
     preload("fsdp")
-    for steps, processes, settings in ((2, 2, TP), (4, 1, {}), (6, 2, TP)):
+    for steps, processes, settings in ((2, 2, TP), (4, 1, {}), (6, 4, TP)):
         resume = None if not parts else str(parts[-1].folder)
         job = partial(_train, model, tmp_path, f"after-{steps}", steps, resume, settings)
         parts.append(succeeded(on_processes(processes, job)[0])[0])
     found = [loss for part in parts for loss in part.losses[-2:]]
     assert found == pytest.approx(whole.losses, rel=1e-5)
+    weights, expected = (_weights(tmp_path / f"{run}-hf") for run in ("after-6", "whole"))
+    assert weights.keys() == expected.keys()
+    for tensor, values in expected.items():
+        assert torch.allclose(weights[tensor], values, atol=1e-5), tensor
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: values for file in folder.glob("*.safetensors") for name, values in load_file(file).items()}
 
 
 def _train(model: Path, output: Path, name: str, steps: int, resume: str | None, layout: Mapping[str, Any]) -> Trained:
@@ -70,6 +80,8 @@ def _train(model: Path, output: Path, name: str, steps: int, resume: str | None,
         "optim.schedule": "constant",
         "checkpoint.save_last": True,
         "checkpoint.resume": resume,
+        "export.to": "hf",
+        "export.out": str(output / f"{name}-hf"),
         "logging.run_name": name,
     }
     return run_training(model, output, ROWS, settings)

@@ -220,7 +220,7 @@ def plain_lora(model: Path, tokens: list[Tokens], run: Path, cell: Cell) -> Expe
     config = LoraConfig(**{name: settings[name] for name in kept if settings.get(name) is not None})
     with named_modules_kept():  # else PEFT takes shared experts for the routed ones
         module = get_peft_model(load_model(model).train(), config)
-    tuner = config_from_mapping({"model.path": str(model), **cell.settings}).config.tuner
+    tuner = config_from_mapping({"model.path": str(model), "backend.name": cell.backend, **cell.settings}).config.tuner
     with torch.no_grad():
         for path, parameter in module.named_parameters():
             if ".lora_" in path:

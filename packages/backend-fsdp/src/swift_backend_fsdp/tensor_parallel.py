@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from transformers.pytorch_utils import Conv1D
 
 from swift.contracts import Run
 from swift.toolkit import (
@@ -29,10 +31,24 @@ from swift.toolkit import (
 )
 from swift_backend_fsdp.tensor_parallel_check import checked_plan
 
-_INSIDE: Mapping[str, ParallelStyle] = {COLUMNS: ColwiseParallel(), ROWS: RowwiseParallel()}
+
+class _Rows(RowwiseParallel):
+    """Row parallel, with outputs that code may change in place."""
+
+    @staticmethod
+    def _prepare_output_fn(  # torch counts its arguments
+        output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh
+    ) -> torch.Tensor:
+        whole: torch.Tensor = RowwiseParallel._prepare_output_fn(
+            output_layouts, use_local_output, mod, outputs, device_mesh
+        )
+        return whole.clone()
+
+
+_INSIDE: Mapping[str, ParallelStyle] = {COLUMNS: ColwiseParallel(), ROWS: _Rows()}
 _WHOLE_OUTSIDE: Mapping[str, ParallelStyle] = {
     COLUMNS: ColwiseParallel(output_layouts=Replicate()),
-    ROWS: RowwiseParallel(input_layouts=Replicate()),
+    ROWS: _Rows(input_layouts=Replicate()),
 }
 
 
@@ -53,7 +69,11 @@ def apply_spec(base: nn.Module, spec: TensorParallelSpec, mesh: DeviceMesh) -> N
     """Shard a transformers model, and let its modules compute with their shards."""
     styles = {name: _INSIDE[how] for name, how in spec.cut.items()}
     styles |= {name: _WHOLE_OUTSIDE[how] for name, how in spec.whole_outside.items()}
-    parallelize_module(base, mesh, styles)
+    for name, style in styles.items():
+        if isinstance(module := base.get_submodule(name), Conv1D):
+            _transposed(module, style, mesh)
+        else:
+            parallelize_module(module, mesh, style)
     group = mesh.get_group()
     for name, cuts in {**spec.parameters, **spec.experts}.items():
         module = base.get_submodule(name)
@@ -76,6 +96,21 @@ def _matrices(decoder: nn.Module) -> tuple[list[str], list[str]]:
             if parameter.ndim > 1 and not any(part.startswith("lora_") for part in path.split(".")):
                 found[not isinstance(parameter, DTensor)][name if key == "weight" else f"{name}.{key}"] = None
     return [*found[0]], [*found[1]]
+
+
+def _transposed(module: Conv1D, style: Any, mesh: DeviceMesh) -> None:
+    """Apply a style to a module whose weight has inputs for rows."""
+    columns = isinstance(style, ColwiseParallel)
+    _distribute(module, "weight", ParameterCut(1 if columns else 0), mesh)
+    if columns:
+        _distribute(module, "bias", ParameterCut(0), mesh)
+    wanted = (Replicate() if columns else Shard(-1),)
+    distribute_module(
+        module,
+        mesh,
+        input_fn=partial(style._prepare_input_fn, style.input_layouts, wanted),
+        output_fn=partial(style._prepare_output_fn, style.output_layouts, True),
+    )
 
 
 def _distribute(module: nn.Module, name: str, cut: ParameterCut, mesh: DeviceMesh) -> None:

@@ -36,8 +36,7 @@ _ROUNDING = 1e-6
 def checked_plan(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> TensorParallelPlan:
     """Return the model's own plan, or what can be cut where it has none or that computes something else."""
     model, ways = view.model, mesh.size()
-    small = view.small_copy(ways=ways)
-    probe = None if small is None else Probe(small, mesh, apply)
+    probe = _probe(view, mesh, apply)
     own = own_plan(model)
     if own and (probe is None or probe.holds(own)):
         return own
@@ -47,9 +46,22 @@ def checked_plan(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> TensorPara
             found |= plan
     if not found:
         name = type(base_model(model)).__name__
-        why = "" if small is not None else ": no small copy can be built, on which to check what may be cut"
+        why = "" if probe is not None else ": no small copy can be built, on which to check what may be cut"
         raise UnsupportedLayout(f"{name} does not support tensor parallelism{why}.", hint="Type --parallel.tp 1")
     return found
+
+
+def _probe(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> Probe | None:
+    """Return a small copy to try plans on; None where none can be built and trained."""
+    small = view.small_copy(ways=mesh.size())
+    if small is None:
+        return None
+    try:
+        return Probe(small, mesh, apply)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # code that cannot be differentiated in evaluation
+        return None
 
 
 def _fits(model: nn.Module, plan: TensorParallelPlan, ways: int) -> bool:
@@ -73,9 +85,15 @@ class Probe:
 
     def holds(self, plan: TensorParallelPlan) -> bool:
         """Return whether outputs and gradients are the same when the copy is cut."""
+        sharded = copy.deepcopy(self.small)
+        try:
+            spec = tensor_parallel_spec(sharded, ways=self.mesh.size(), plan=plan)
+        except UnsupportedLayout:
+            return False
+        self.apply(sharded, spec, self.mesh)
         try:
             with _quiet():
-                same = self._agrees(plan)
+                same = self._agrees(sharded, spec.partial)
         except (torch.OutOfMemoryError, dist.DistError):
             raise
         except Exception:  # whatever code raises that counts its own heads
@@ -84,12 +102,9 @@ class Probe:
         dist.all_reduce(votes, dist.ReduceOp.MIN, group=self.mesh.get_group())
         return bool(votes)
 
-    def _agrees(self, plan: TensorParallelPlan) -> bool:
-        sharded = copy.deepcopy(self.small)
-        spec = tensor_parallel_spec(sharded, ways=self.mesh.size(), plan=plan)
-        self.apply(sharded, spec, self.mesh)
+    def _agrees(self, sharded: nn.Module, partial: frozenset[str]) -> bool:
         parts = {name for name, parameter in sharded.named_parameters() if isinstance(parameter, DTensor)}
-        found = dict(self._numbers(sharded, spec.partial))
+        found = dict(self._numbers(sharded, partial))
         takes_part = not parts.isdisjoint(self.expected)
         return takes_part and all(self._close(found.get(name), expected) for name, expected in self.expected.items())
 

@@ -9,7 +9,19 @@ from __future__ import annotations
 from torch import nn
 
 from swift.models.names import base_model
-from swift.models.tp_spec import COLUMNS, DIVIDED, EXPERTS, GATHERED, PACKED, PARTIAL, ROWS, SPLIT, pattern_of
+from swift.models.tp_spec import (
+    COLUMNS,
+    DIVIDED,
+    EXPERTS,
+    GATHERED,
+    PACKED,
+    PARTIAL,
+    ROWS,
+    SPLIT,
+    linear_inside,
+    pattern_of,
+    shape_of,
+)
 from swift.models.tp_spec import TensorParallelPlan as Plan
 
 
@@ -38,26 +50,21 @@ def _experts(module: nn.Module) -> Plan:
 
 def _pair(module: nn.Module) -> Plan:
     """Cut the last linear module that gives what others take by rows, and these by columns."""
-    linear = {name: inner for name, child in module.named_children() if (inner := _linear(child)) is not None}
+    linear = {name: shape_of(child) for name, child in module.named_children() if linear_inside(child) is not None}
     is_attention = "attention" in type(module).__name__.lower()
     others = {name: PARTIAL for name, child in module.named_children() if name not in linear and _has_weights(child)}
     vectors = {name: COLUMNS for name, own in module.named_parameters(recurse=False) if own.ndim == 1}
-    for last, down in reversed(linear.items()):
-        before = {name: up for name, up in linear.items() if name != last and up.in_features == down.out_features}
-        wide = {name: COLUMNS for name, up in before.items() if up.out_features == down.in_features}
-        fused = {name: GATHERED for name, up in before.items() if up.out_features == 2 * down.in_features}
+    for last, (outputs, inputs) in reversed(linear.items()):
+        before = {name: rows for name, (rows, columns) in linear.items() if name != last and columns == outputs}
+        wide = {name: COLUMNS for name, rows in before.items() if rows == inputs}
+        fused = {name: GATHERED for name, rows in before.items() if rows == 2 * inputs}
         if is_attention and before:
             return {**dict.fromkeys(before, COLUMNS), last: ROWS, **others, **vectors}
-        if wide and not is_attention and down.in_features != down.out_features:
+        if wide and not is_attention and inputs != outputs:
             return {**wide, last: ROWS}
         if fused and not others and not is_attention:
             return {**fused, last: SPLIT}
     return {}
-
-
-def _linear(module: nn.Module) -> nn.Linear | None:
-    inner = getattr(module, "base_layer", module)
-    return inner if isinstance(inner, nn.Linear) else None
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from swift.errors import UnsupportedLayout
 from swift.models.names import base_model
@@ -86,6 +87,19 @@ def pattern_of(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
+def linear_inside(module: nn.Module) -> nn.Linear | Conv1D | None:
+    """Return a linear module, or the one inside an adapter; those with transposed weights only without an adapter."""
+    inner = getattr(module, "base_layer", module)
+    return inner if isinstance(inner, nn.Linear) or (isinstance(inner, Conv1D) and inner is module) else None
+
+
+def shape_of(module: nn.Module) -> tuple[int, int]:
+    """Return how many outputs and inputs a linear module has."""
+    linear = linear_inside(module)
+    assert linear is not None
+    return (linear.nf, linear.nx) if isinstance(linear, Conv1D) else (linear.out_features, linear.in_features)
+
+
 class _Reader:
     """Goes through the modules of a model, and finds each in a plan."""
 
@@ -112,8 +126,8 @@ class _Reader:
                 continue
             if how is None:
                 self._vectors(name, module)
-            elif isinstance(linear := getattr(module, "base_layer", module), nn.Linear):
-                self._linear(name, module, linear, how)
+            elif linear_inside(module) is not None:
+                self._linear(name, module, how)
             else:
                 self._other(name, module, how)
         for name, module in self.base.named_modules():
@@ -132,13 +146,14 @@ class _Reader:
             if all(each.numel() == 1 for each in own.values()):
                 self.partial |= {f"{path}.{each}" for each in own}
 
-    def _linear(self, name: str, module: nn.Module, linear: nn.Linear, how: str) -> None:
+    def _linear(self, name: str, module: nn.Module, how: str) -> None:
+        rows, columns = shape_of(module)
         if how in (COLUMNS, ROWS):
-            check_width(name, linear.out_features if how == COLUMNS else linear.in_features, self.ways)
+            check_width(name, rows if how == COLUMNS else columns, self.ways)
             self.cut |= dict.fromkeys(_linear_modules(name, module, how), how)
         elif how in (GATHERED, SPLIT):
-            if (linear.out_features if how == GATHERED else linear.in_features) % self.ways == 0:
-                inner = f"{name}.base_layer" if module is not linear else name
+            if (rows if how == GATHERED else columns) % self.ways == 0:
+                inner = f"{name}.base_layer" if hasattr(module, "base_layer") else name
                 self.whole_outside[inner] = COLUMNS if how == GATHERED else ROWS
         elif how == _LATENT:
             self.tails[name] = self.base.config.get_text_config().qk_rope_head_dim
