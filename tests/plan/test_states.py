@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swift.contracts import ProcessLayout
 from swift.planning import planned_backends
 from swift_plan.machine import this_machine
 from swift_plan.memory import StagesOf
@@ -61,6 +62,21 @@ def test_weights_and_moments_are_those_of_processes_that_trained(
     assert told is not None
     states = sum(told[name] for name in ("weights", "fp32 weights", "optimizer") if name in told) / MIB
     assert 0 <= measured - states <= SPARE
+
+
+MIXTURE = {
+    **MIDDLE, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "part"), [("fsdp", 0.5), ("deepspeed", 1.0)])
+def test_tp_shards_experts_where_backend_does(backend: str, part: float) -> None:
+    """FSDP2 shards experts over tensor parallel processes; AutoTP leaves them whole."""
+    words = ["--model", "x", "--backend", backend, "--train_type", "full", "--torch_dtype", "float32"]
+    planned = planned_backends(words, "sft")[0][0]
+    stages = StagesOf(planned, shape_of(MIXTURE, "mixture"), Workload.of(planned, processes=2, on_cpu=True))
+    (alone,), (shared,) = (stages.under(ProcessLayout(tp=tp)) for tp in (1, 2))
+    assert shared.weights.trained_experts == pytest.approx(part * alone.weights.trained_experts)
 
 
 UPDATED = ("zero1, full, recomputed, 2", "zero2, full, recomputed, 1", "zero2, full, recomputed, 2",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
-from swift.contracts import Matrix
-from swift_tuning.matrix_sharding import _Task, _turns
+import torch
+
+from swift.contracts import Matrix, Placement
+from swift_tuning.matrix_sharding import _part, _Task, _turns
 
 
 def test_matrix_sharding_by_owner_bounds_memory() -> None:
@@ -21,3 +24,18 @@ def test_matrix_sharding_by_owner_bounds_memory() -> None:
         assert max(held.values()) <= 24
     # Small ones travel together.
     assert len(turns) == 3
+
+
+def test_parts_of_stacked_matrices_are_rectangles() -> None:
+    """Parts of a stack of matrices, cut along any dimension, make each of them up."""
+    stack = torch.arange(3 * 2 * 4 * 5.0).view(3, 2, 4, 5)
+    matrices = tuple(Matrix(str(at), at * 20, (4, 5)) for at in range(6))
+    placement = Placement("experts", tuple(stack.shape), tuple(map(slice, stack.shape)), matrices)
+    for matrix in matrices:
+        whole = torch.zeros(4, 5)
+        for bounds in product(*([(0, size // 2), (size // 2, size)] for size in stack.shape)):
+            held = stack[tuple(slice(*each) for each in bounds)].clone()
+            part = _part(placement, matrix, bounds)
+            view = part.of_whole(whole)
+            view += part.of_local(held).view(view.shape)
+        assert torch.equal(whole, stack.view(6, 4, 5)[int(matrix.name)])

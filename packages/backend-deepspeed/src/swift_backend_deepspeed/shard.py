@@ -18,6 +18,7 @@ from swift.toolkit import (
     ViewModule,
     base_model,
     build_optimizer,
+    copy_tails,
     cut_modules,
     fill,
     parameter_groups,
@@ -126,6 +127,7 @@ def shard(run: Run, model: BuiltModel) -> DeepSpeedState:
     if tensor_parallel:
         engine.first_dataloader_check.remove()  # compares pickled arguments; the batch plan is the same everywhere
         record_full_shapes(module)
+        copy_tails(base_model(module), plan, tensor_group())
         cut_modules(run, module, plan, tensor_group())
         after = probe(state.engine_view, tokens, view.comparable)
         check_same(type(base_model(module)).__name__, before, after, exact=compute is torch.float32)

@@ -53,6 +53,12 @@ def partition_config(model: nn.Module, section: dict[str, Any]) -> dict[str, Any
     if any(section.get(key) for key in OWN_LAYOUT):
         return {}
     plan = tensor_parallel_spec(model, ways=section["autotp_size"])
+    if plan.parameters or not plan.cut:  # experts and what is whole outside may stay whole
+        what = next(iter(plan.parameters), "its matrices")
+        raise UnsupportedLayout(
+            f"AutoTP cannot shard {what} as {type(base_model(model)).__name__} needs it.",
+            hint="Type --backend fsdp, or --parallel.tp 1",
+        )
     specs: dict[tuple[str, ...], None] = {}
     for name, how in plan.cut.items():
         specs[_pattern(f"{name}.weight"), "column" if how == COLUMNS else "row"] = None

@@ -35,6 +35,7 @@ class FsdpBackend(TorchBackend):
                 "train.router_bias_rate",
                 "optim.gradient_view",
                 "optim.matrix_slots",
+                "parallel.tp of experts",
                 "parallel.tp with modules",
             }
         ),

@@ -29,7 +29,7 @@ from swift.toolkit import (
     build_optimizer,
     fill,
     head_of,
-    part_slices,
+    region_slices,
     score,
     value_head_of,
 )
@@ -83,8 +83,8 @@ class FsdpState(TorchState):
         """Tensor or expert parallel → FSDP, block by block → memory → weights."""
         options, meshes, view = run.options(FsdpConfig), meshes_of(run), model.view
         self.meshes, self.reduces_each = meshes, options.reduce == "micro_batch"
-        self.partial = shard_tensors(run, view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
         experts = shard_experts(view.model, meshes.ep) if meshes.ep is not None else []
+        self.partial = shard_tensors(run, view, meshes.tp) if meshes.sizes.tp > 1 else set()
         self.root = root = FsdpRoot(view)
         _fully_shard(root, model.blocks, experts, meshes, options, self.arithmetic)
         if not model.filled:
@@ -178,12 +178,7 @@ class FsdpState(TorchState):
         """Return the part of one tensor on disk that lies in what this process holds of a parameter."""
         own, region = local_slice(parameter)
         held = own if held is None else held
-        if piece.start == 0 and piece.numel == parameter.numel():
-            offset = tuple(part.start for part in region)
-            return TensorSlices(piece.shape, [(offset, held)] if held.numel() else [], dtype=held.dtype)
-        # Fused experts: a shard is a run of whole experts' rows, so that it lies in one piece.
-        start = region[0].start * (parameter.numel() // parameter.shape[0])
-        slices = part_slices(piece.shape, piece.start, start, held.reshape(-1))
+        slices = region_slices(piece.shape, piece.start, parameter.shape, region, held)
         return TensorSlices(piece.shape, slices, dtype=held.dtype)
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from swift.backends.torch.state import TorchState
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
-from swift.checkpoint.tensor_slices import TensorSlices, part_slices
+from swift.checkpoint.tensor_slices import TensorSlices, part_slices, region_slices
 from swift.kernels import kernels_for
 from swift.models.adapter_initialization import read_initialization
 from swift.models.attention import (
@@ -20,8 +20,8 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, decoder_blocks, meta_model, refuse_calls_of_blocks
 from swift.models.classes import auto_class
-from swift.models.collectives import exchanged
-from swift.models.cut_modules import cut_modules
+from swift.models.collectives import added_up, copied, exchanged
+from swift.models.cut_modules import copy_tails, cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
 from swift.models.logits import LogitTransform, VocabularyShard
@@ -55,7 +55,16 @@ from swift.models.sample_by_sample import CHECKPOINTING
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
-from swift.models.tp_spec import COLUMNS, ROWS, tensor_parallel_spec
+from swift.models.tp_derive import derived_plans
+from swift.models.tp_spec import (
+    COLUMNS,
+    ROWS,
+    ParameterCut,
+    TensorParallelPlan,
+    TensorParallelSpec,
+    own_plan,
+    tensor_parallel_spec,
+)
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
@@ -91,9 +100,12 @@ __all__ = [
     "GlobalSums",
     "LogitTransform",
     "NonFiniteStep",
+    "ParameterCut",
     "Piece",
     "RouterOptions",
     "SequenceView",
+    "TensorParallelPlan",
+    "TensorParallelSpec",
     "TensorSlices",
     "TokenViews",
     "TorchState",
@@ -104,6 +116,7 @@ __all__ = [
     "adapter_names",
     "adapters_off",
     "add_placements",
+    "added_up",
     "apply_head",
     "apply_tuner",
     "architecture_of",
@@ -123,9 +136,12 @@ __all__ = [
     "check_widths",
     "choose_attention",
     "choose_device",
+    "copied",
+    "copy_tails",
     "current_world",
     "cut_modules",
     "decoder_blocks",
+    "derived_plans",
     "empty_slot",
     "exchanged",
     "experts_of",
@@ -148,6 +164,7 @@ __all__ = [
     "model_name",
     "name_map",
     "optim_name",
+    "own_plan",
     "packing_of",
     "parameter_groups",
     "part_slices",
@@ -159,6 +176,7 @@ __all__ = [
     "rates_of_parts",
     "read_initialization",
     "refuse_calls_of_blocks",
+    "region_slices",
     "resolve_dtype",
     "resume_adapter",
     "score",

@@ -59,6 +59,7 @@ class StagesOf:
     def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
         self.shape, self.workload, self.trained = shape, workload, TrainedCount(backend, shape, workload)
         self._slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
+        self._cuts_experts = backend.cuts_experts
         self._counted: dict[Any, LocalWeights] = {}
 
     def under(self, layout: ProcessLayout, sizes: Sequence[int] = ()) -> list[Stage]:
@@ -96,7 +97,7 @@ class StagesOf:
         routed = count.experts() if experts else (0.0, 0.0)
         embedding, head = ends
         end = count.end((embedding + head) * shape.embedding + head * shape.hidden)
-        experts_cut = layout.ep * layout.etp
+        experts_cut = layout.ep * (layout.tp if self._cuts_experts else layout.etp)
         dealt = [experts * each / experts_cut for each in routed]
         trained, frozen = (
             ((layers - experts) * plain[index] + experts * mixed[index] + end[index]) / layout.tp + dealt[index]

@@ -40,11 +40,11 @@ class _Part:
     """The part of one matrix that a process holds."""
 
     region: tuple[slice, ...] | None
-    """The rectangle of it, where the parameter is one matrix."""
-    start: int = 0
-    """Else a range: its first element in the matrix,"""
+    """The rectangle of it, where the parameter is one matrix or a stack of them."""
     local_start: int = 0
-    """in the memory of the process,"""
+    """Its first element in the memory of the process."""
+    start: int = 0
+    """Where there is no rectangle, a range: its first element in the matrix,"""
     length: int = 0
     """and how long it is."""
 
@@ -54,7 +54,7 @@ class _Part:
 
     def of_local(self, local: torch.Tensor) -> torch.Tensor:
         """Return it as a view of what the process holds of the parameter."""
-        return local.view(-1) if self.region is not None else local.view(-1).narrow(0, self.local_start, self.length)
+        return local.view(-1).narrow(0, self.local_start, self.numel)
 
     def of_whole(self, whole: torch.Tensor) -> torch.Tensor:
         """Return it as a view of the whole matrix."""
@@ -117,12 +117,27 @@ def _dealt(placements: Sequence[Placement], indices: Sequence[int], group: Any) 
 def _part(placement: Placement, matrix: Matrix, bounds: Sequence[tuple[int, int]]) -> _Part:
     if len(placement.matrices) == 1:
         return _Part(tuple(slice(first, last) for first, last in bounds))
+    stacked = len(placement.shape) - len(matrix.shape)
+    if placement.shape[stacked:] == matrix.shape:
+        return _stacked_part(placement.shape[:stacked], matrix, bounds)
     # Fused experts: a shard is a run of whole rows of the first dimension.
     row = math.prod(placement.shape[1:])
     first, last = bounds[0][0] * row, bounds[0][1] * row
     begin, end = max(first, matrix.start), min(last, matrix.start + math.prod(matrix.shape))
     length = max(0, end - begin)
-    return _Part(None, begin - matrix.start if length else 0, begin - first if length else 0, length)
+    return _Part(None, begin - first if length else 0, begin - matrix.start if length else 0, length)
+
+
+def _stacked_part(stack: Sequence[int], matrix: Matrix, bounds: Sequence[tuple[int, int]]) -> _Part:
+    """Return the part of a matrix in a stack, of which the process holds some, and of each the same rectangle."""
+    region = tuple(slice(first, last) for first, last in bounds[len(stack) :])
+    number, before = matrix.start // math.prod(matrix.shape), 0
+    index = [number // math.prod(stack[dim + 1 :]) % size for dim, size in enumerate(stack)]
+    for each, (first, last) in zip(index, bounds, strict=False):
+        if not first <= each < last:
+            return _Part(None)
+        before = before * (last - first) + each - first
+    return _Part(region, before * math.prod(each.stop - each.start for each in region))
 
 
 def _turns(tasks: Sequence[_Task], size: int) -> Iterator[list[_Task]]:

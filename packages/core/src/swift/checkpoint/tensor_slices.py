@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -79,15 +80,15 @@ class TensorSlices(torch.Tensor):
 def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[TensorSlice]:
     """Cut a flat range of a tensor into rectangles.
 
-    `view` is one-dimensional and holds the elements from `start` on, in row-major order, of a tensor of `shape`. A
-    range that begins or ends inside a row becomes a piece of that row, the whole rows between become one slice. All
-    slices are views of `view`.
+    `view` holds the elements from `start` on, in row-major order, of a tensor of `shape`; it is one-dimensional, or its
+    elements are tensors themselves. A range that begins or ends inside a row becomes a piece of that row, the whole
+    rows between become one slice. All slices are views of `view`.
     """
-    length = view.numel()
+    length = len(view)
     if length == 0:
         return []
     if not shape:
-        return [((), view.view(()))]
+        return [((), view[0])]
     if len(shape) == 1:
         return [((start,), view)]
 
@@ -111,7 +112,7 @@ def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[Te
     if rows:
         stop = position + rows * inner
         corner = (position // inner, *([0] * (len(shape) - 1)))
-        slices.append((corner, view[position - start : stop - start].view(rows, *shape[1:])))
+        slices.append((corner, view[position - start : stop - start].unflatten(0, (rows, *shape[1:]))))
         position = stop
     if position < end:
         slices += within_one_row(position, end)
@@ -129,3 +130,40 @@ def part_slices(shape: Sequence[int], start: int, held_start: int, held: torch.T
     if first >= last:
         return []
     return flat_slices(shape, first - start, held[first - held_start : last - held_start])
+
+
+def region_slices(
+    shape: Sequence[int], start: int, whole: Sequence[int], region: Sequence[slice], held: torch.Tensor
+) -> list[TensorSlice]:
+    """TensorSlices of a Hugging Face tensor that is a flat range of a bigger parameter, held as a rectangle of that.
+
+    The tensor of `shape` begins at element `start` of the parameter of shape `whole`, of which this process has
+    `region`: `held`.
+    """
+    offset = tuple(part.start for part in region)
+    if tuple(shape) == tuple(whole):
+        return [(offset, held)] if held.numel() else []
+    alike = 0  # last dimensions, of which the tensor has whole rows
+    while alike < min(len(shape), len(whole) - 1) and shape[-1 - alike] == whole[-1 - alike]:
+        alike += 1
+    while start % math.prod(shape[len(shape) - alike :]):
+        alike -= 1
+    inner, outer = math.prod(shape[len(shape) - alike :]), len(whole) - alike
+    lead = tuple(shape[: len(shape) - alike])
+    first, last = start // inner, start // inner + math.prod(lead)
+    rows = [math.prod(whole[dim + 1 : outer]) for dim in range(outer)]
+    # Of the parameter's first dimension, only what the tensor spans.
+    near = range(max(region[0].start, first // rows[0]), min(region[0].stop, -(-last // rows[0])))
+    spans = [near, *(range(part.start, part.stop) for part in region[1:outer])]
+    slices: list[TensorSlice] = []
+    for index in product(*spans[:-1]):
+        begin = sum(each * size for each, size in zip(index, rows, strict=False)) + spans[-1].start
+        end = begin + len(spans[-1])
+        low, high = max(begin, first), min(end, last)
+        if low >= high or not held.numel():
+            continue
+        run = held[tuple(each - part.start for each, part in zip(index, region, strict=False))]
+        skipped = spans[-1].start - region[outer - 1].start
+        view = run[skipped + low - begin : skipped + high - begin]
+        slices += [((*corner, *offset[outer:]), each) for corner, each in flat_slices(lead, low - first, view)]
+    return slices

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from swift.contracts import Acts, Run
+from swift.errors import UnsupportedLayout
 from swift.models.collectives import added_up, copied, gathered, part_of
 from swift.models.names import base_model
 from swift.models.tp_spec import COLUMNS, TensorParallelSpec
@@ -37,10 +38,32 @@ def cut_modules(run: Run, model: nn.Module, plan: TensorParallelSpec, group: dis
     if acts is None:
         return
     base = base_model(model)
+    # Others are given whole inputs and return whole outputs, as in one process.
+    gathered_inside = next((name for name in plan.whole_outside if name.endswith(".base_layer")), None)
+    if acts is Acts.FACTOR and gathered_inside is not None:
+        raise UnsupportedLayout(
+            f"tuner.kind {run.config.tuner.kind} needs the weights of {gathered_inside.removesuffix('.base_layer')}, "
+            "which tensor parallel shards.",
+            hint="Type --parallel.tp 1, or leave it out of tuner.targets.",
+        )
     for name, how in plan.cut.items():
         path, _, last = name.rpartition(".")
         if last == "base_layer":
             CutModule(base.get_submodule(path), columns=how == COLUMNS, group=group).install(acts)
+
+
+def copy_tails(base: nn.Module, plan: TensorParallelSpec, group: dist.ProcessGroup) -> None:
+    """Add gradients of outputs up that each process uses on its own heads, where all others are used as a whole."""
+    for name, width in plan.tails.items():
+        base.get_submodule(name).register_forward_hook(_tail_copied(width, group))
+
+
+def _tail_copied(width: int, group: dist.ProcessGroup) -> Callable[[nn.Module, Any, torch.Tensor], torch.Tensor]:
+    def hook(_module: nn.Module, _given: Any, output: torch.Tensor) -> torch.Tensor:
+        whole, own = output.split([output.shape[-1] - width, width], dim=-1)
+        return torch.cat([whole, copied(own, group)], dim=-1)
+
+    return hook
 
 
 class CutModule:

@@ -72,15 +72,17 @@ def limits_of(config: Any) -> dict[str, int]:
     return found
 
 
-def shrunk_model(model_class: type[nn.Module], config: Any) -> Any:
+def shrunk_model(model_class: type[nn.Module], config: Any, *, ways: int = 1) -> Any:
     """Return a small model of this class in fp32, whose random weights are wide enough for everything to tell.
 
-    None where no copy can be built: of code that comes with a model, configurations may be anything.
+    Its heads can be divided by `ways`. None where no copy can be built: of code that comes with a model,
+    configurations may be anything.
     """
     text = config.get_text_config()
-    for divisor in _divisors(text, 2):
+    for divisor in _divisors(text, max(2, ways)):
         try:
             small = _shrunk(text, divisor, LIMIT)
+            _divisible(small, ways)
             with torch.device("meta"):
                 weights = sum(parameter.numel() for parameter in _made(model_class, small).parameters())
             if weights > _MOST_WEIGHTS:
@@ -93,6 +95,13 @@ def shrunk_model(model_class: type[nn.Module], config: Any) -> Any:
         except Exception:  # whatever a model's own code raises: the next size may do
             continue
     return None
+
+
+def _divisible(small: Any, ways: int) -> None:
+    """Give a copy as many heads of keys as of queries, where too few are left to be divided."""
+    keys = getattr(small, "num_key_value_heads", None)
+    if _is_count(keys) and keys % ways:
+        small.num_key_value_heads = small.num_attention_heads
 
 
 def _made(model_class: type[nn.Module], config: Any) -> nn.Module:

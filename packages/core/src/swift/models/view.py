@@ -122,6 +122,10 @@ class ViewModule(nn.Module):
         """Return the transformers model, taken out of PEFT's wrapper."""
         return base_model(self.model)
 
+    def small_copy(self, *, ways: int = 1) -> Any:
+        """Return a small model of the same architecture, whose heads can be divided; None where none can be built."""
+        return shrunk_model(self._class, self.causal_lm.config, ways=ways)
+
     def add_neftune(self, alpha: float) -> None:
         """Add NEFTune's noise to embeddings from now on, while training."""
         embedding = self.causal_lm.get_input_embeddings()
@@ -426,8 +430,7 @@ class ViewModule(nn.Module):
 
     def _small_view(self) -> ViewModule | None:
         """Return a view of a small copy of the decoder, on the CPU; None where no copy can be built."""
-        config = self.causal_lm.config
-        small = shrunk_model(self._class, config)
+        config, small = self.causal_lm.config, self.small_copy()
         if small is None:
             return None
         view = ViewModule(small, attention=on_cpu(self.attention, config), checked=False)
