@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swift.data.media_tokens import MediaRules as MediaRules
     from swift.data.media_tokens import MediaTokens as MediaTokens
     from swift.data.offsets import TextEncoder as TextEncoder
+    from swift.data.offsets import joins_pairs as joins_pairs
     from swift.data.pipeline import Prepared as Prepared
     from swift.data.pipeline import media_tokens_of as media_tokens_of
     from swift.data.pipeline import prepare_data as prepare_data
@@ -39,7 +40,7 @@ __getattr__ = lazy_names(
         "encode": "SampleEncoder",
         "global_segments": "GlobalSegments",
         "media_tokens": "MediaRules MediaTokens",
-        "offsets": "TextEncoder",
+        "offsets": "TextEncoder joins_pairs",
         "pipeline": "Prepared media_tokens_of prepare_data",
         "placing": "placed",
         "sources.dataset_info": "DATASET_INFO_FILE",

@@ -18,7 +18,7 @@ from swift.config.incompatibilities import no_quantiser
 from swift.config.sections import TunerSection
 from swift.contracts import ModelSource, QuantizedShare
 from swift.errors import ModelError
-from swift.models.heads import head_of, value_head_of
+from swift.models.heads import head_modules, value_head_of
 from swift.models.names import name_map
 
 NF4_BLOCK = 64
@@ -80,8 +80,9 @@ def layers_to_quantise(model: Any) -> dict[str, str]:
     }
 
 
-def _heads(model: Any) -> tuple[Any, Any]:
-    return (model.get_output_embeddings() or head_of(model), value_head_of(model))
+def _heads(model: Any) -> set[Any]:
+    scores = (module for name in head_modules(model) for module in model.get_submodule(name).modules())
+    return {model.get_output_embeddings(), value_head_of(model), *scores}
 
 
 def quantized_share(model: Any, dtype: torch.dtype) -> QuantizedShare:

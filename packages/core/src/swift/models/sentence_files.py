@@ -17,6 +17,7 @@ from swift.untrusted import check_unicode, inside, json_kind, read_json, read_js
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
+_LENGTH = "sentence_bert_config.json"
 _POOLING = "1_Pooling"
 _NORMALISE = "2_Normalize"
 _MODES = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
@@ -41,6 +42,12 @@ def write_sentence_files(folder: Path, *, size: int, pooling: str) -> None:
     switches = {switch: name == pooling for name, switch in _MODES.items()}
     _write(folder / _POOLING / "config.json", {"word_embedding_dimension": size, **switches, "include_prompt": True})
     write_prompts(folder, {})
+
+
+def copy_length(source: Path, folder: Path) -> None:
+    """Copy the file that says how long texts may be, where a folder of sentence-transformers has it."""
+    if (source / _LENGTH).is_file():
+        shutil.copyfile(source / _LENGTH, folder / _LENGTH)
 
 
 def write_prompts(folder: Path, prompts: Mapping[str, str]) -> None:

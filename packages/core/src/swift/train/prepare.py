@@ -245,6 +245,7 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     hooks.swift_check_model(run, source.config)
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"pooling": source.pooling})})
     run = replace(run, config=config)
     objective = make_objective(
         load_objective(config.objective.name),
