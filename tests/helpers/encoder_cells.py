@@ -46,28 +46,7 @@ from swift_testing.tokenizer import byte_tokenizer
 
 CLS, SEP, MASK = "[CLS]", "[SEP]", "[MASK]"
 STEPS, RATE, LABELS = 2, 1e-3, 3
-_WORDS = [
-    "the",
-    "small",
-    "red",
-    "fox",
-    "ran",
-    "over",
-    "a",
-    "wide",
-    "green",
-    "hill",
-    "and",
-    "saw",
-    "two",
-    "old",
-    "blue",
-    "boats",
-    "near",
-    "some",
-    "quiet",
-    "water",
-]
+_WORDS = "the small red fox ran over a wide green hill and saw two old blue boats".split()  # noqa: SIM905
 
 
 def encoder_tokenizer() -> Any:
@@ -128,7 +107,7 @@ def _infonce(model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 def _relevance(model: Any, tokenizer: Any) -> torch.Tensor:
-    pairs = [(query, document, label) for query, *both in _PAIRS for document, label in zip(both, (1.0, 0.0))]
+    pairs = [(row[0], row[2 - label], float(label)) for row in _PAIRS for label in (1, 0)]
     logits = [model(**_encoded(model, tokenizer, query, document)).logits[0, 0] for query, document, _ in pairs]
     return binary_cross_entropy_with_logits(torch.stack(logits), torch.tensor([label for *_, label in pairs]))
 

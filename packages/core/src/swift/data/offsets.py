@@ -36,6 +36,22 @@ def joins_pairs(tokenizer: Any) -> bool:
     return tokenizer.mask_token is not None and tokenizer.num_special_tokens_to_add(pair=True) > 0
 
 
+def joined_pairs(tokenizer: Any, pairs: Sequence[Pair]) -> list[Segment]:
+    """Return the tokens of pairs, with the types that the tokenizer gives them: zeros where it gives none."""
+    if not pairs:
+        return []
+    made = tokenizer([pair.text for pair in pairs], [pair.second for pair in pairs], verbose=False)
+    types = made.get("token_type_ids") or [[0] * len(ids) for ids in made["input_ids"]]
+    return [
+        Segment(
+            np.array(ids, dtype=np.int32),
+            _without_first(np.ones(len(ids), dtype=np.float32)),
+            {TOKEN_TYPES: np.array(kinds, dtype=np.float32)},
+        )
+        for ids, kinds in zip(made["input_ids"], types, strict=True)
+    ]
+
+
 class TextEncoder:
     """Tokenises sequences of all kinds, many at once."""
 
@@ -51,7 +67,7 @@ class TextEncoder:
     def segments(self, sequences: Sequence[Text]) -> list[Segment]:
         """Return the tokens of each text, and which of them are learned."""
         rendered = iter(self._rendered([text for text in sequences if isinstance(text, Rendered)]))
-        pairs = iter(self._pairs([text for text in sequences if isinstance(text, Pair)]))
+        pairs = iter(joined_pairs(self._tokenizer, [text for text in sequences if isinstance(text, Pair)]))
         raw = [text for text in sequences if isinstance(text, Raw)]
         starts = iter(self._found([text.text for text in raw], special=True)[0])
         completed = [text.completion for text in raw if text.completion is not None]
@@ -73,21 +89,6 @@ class TextEncoder:
             return Segment(np.concatenate([start, rest]), _without_first(weights.astype(np.float32)))
 
         return [segment(text) for text in sequences]
-
-    def _pairs(self, pairs: Sequence[Pair]) -> list[Segment]:
-        """Return the tokens of pairs, with the types that the tokenizer gives them: zeros where it gives none."""
-        if not pairs:
-            return []
-        made = self._tokenizer([pair.text for pair in pairs], [pair.second for pair in pairs], verbose=False)
-        types = made.get("token_type_ids") or [[0] * len(ids) for ids in made["input_ids"]]
-        return [
-            Segment(
-                np.array(ids, dtype=np.int32),
-                _without_first(np.ones(len(ids), dtype=np.float32)),
-                {TOKEN_TYPES: np.array(kinds, dtype=np.float32)},
-            )
-            for ids, kinds in zip(made["input_ids"], types, strict=True)
-        ]
 
     def _with_end(self, ids: np.ndarray) -> np.ndarray:
         end = self._tokenizer.eos_token_id

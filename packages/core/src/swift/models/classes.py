@@ -15,7 +15,7 @@ ENCODERS = frozenset(
      "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta",
      "xlm-roberta-xl"}
 )  # fmt: skip
-"""Types of encoders, to be refused without torch as language models; `is_encoder` finds all."""
+"""Common types of encoders, to be refused as language models without torch; `is_encoder` finds all."""
 ENCODER_TASKS = ("embedding", "seq_cls")
 
 DECODERS = "Use a decoder such as qwen3-0.6b or, for embeddings, Qwen/Qwen3-Embedding-0.6B."
@@ -110,9 +110,13 @@ def no_encoders(name: str, model_type: str) -> str:
 
 def check_no_encoder(name: str, content: Mapping[str, Any], task: str) -> None:
     """Refuse an encoder for a task that it does not have by the content of its config.json, without transformers."""
-    model_type = content.get("model_type")
-    if model_type in ENCODERS and not content.get("is_decoder") and task not in ENCODER_TASKS:
-        raise ModelError(no_encoders(name, str(model_type)), hint=OF_ENCODERS)
+    if is_encoder_type(content) and task not in ENCODER_TASKS:
+        raise ModelError(no_encoders(name, str(content["model_type"])), hint=OF_ENCODERS)
+
+
+def is_encoder_type(content: Mapping[str, Any]) -> bool:
+    """Return whether the content of a config.json is of an encoder that is known without transformers."""
+    return content.get("model_type") in ENCODERS and not content.get("is_decoder")
 
 
 def has_encoder(config: Any) -> bool:

@@ -20,6 +20,7 @@ SETTINGS = "config_sentence_transformers.json"
 _LENGTH = "sentence_bert_config.json"
 _POOLING = "1_Pooling"
 _NORMALISE = "2_Normalize"
+_KINDS = ("Transformer", "Pooling", "Normalize")
 _MODES = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
 """`model.pooling` → the switch of sentence-transformers."""
 _NEWER = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -125,6 +126,12 @@ def _pooling_file(folder: Path) -> Path | None:
             raise ModelError(
                 f"{file} must hold a list of objects; item {index} is {json_kind(module)}.", hint="Copy it again."
             )
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if others := [kind for kind in kinds if kind not in _KINDS]:
+        raise ModelError(
+            f"{file} lists a module that swift does not compute: {', '.join(others)}.",
+            hint="Use a model whose vectors are pooled hidden states.",
+        )
     for module in modules:
         if str(module.get("type", "")).endswith(".Pooling"):
             path = inside(folder, module.get("path"), ModelError, source=str(file)) / "config.json"
