@@ -53,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
 def sweep(names: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the verdicts by type, task and column, and why some types have no tiny model."""
     cells_of = import_module("encoder_cells")
-    subjects, table, not_made = [], {}, {}
+    subjects: list[Any] = []
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    not_made: dict[str, str] = {}
     for name in names:
         for task in cells_of.TASKS:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -124,15 +124,23 @@ class EncoderInputs:
     def scores(self, model: Any, batch: MicroBatch, inputs: dict[str, Any]) -> torch.Tensor:
         """Return the scores of each segment, [segments, labels], in fp32."""
         if batch.boundaries is None:
-            scores: torch.Tensor = model(**inputs).logits
-            return scores.float()
+            return own_scores(model, **inputs)
         lengths = batch.boundaries.diff().to(batch.input_ids.device)
         within = torch.arange(batch.longest, device=lengths.device)
         index = (batch.boundaries[:-1].to(lengths.device)[:, None] + within).clamp(max=batch.input_ids.shape[1] - 1)
         mask = within < lengths[:, None]
         with _end_to_end(model.base_model, inputs, index):
-            scores = model(input_ids=batch.input_ids[0][index], attention_mask=mask.long()).logits
-        return scores.float()
+            return own_scores(model, input_ids=batch.input_ids[0][index], attention_mask=mask.long())
+
+
+def own_scores(model: Any, **inputs: Any) -> torch.Tensor:
+    """Return the logits of a model in fp32, computed in the precision of its layers where its head is a master copy."""
+    weights = {each.dtype for each in model.parameters()}
+    device, halves = inputs["input_ids"].device.type, weights & {torch.bfloat16, torch.float16}
+    mixed = bool(halves) and torch.float32 in weights and not torch.is_autocast_enabled(device)
+    with torch.autocast(device, halves.pop(), enabled=True) if mixed else nullcontext():
+        scores: torch.Tensor = model(**inputs).logits
+    return scores.float()
 
 
 def _token_types(batch: MicroBatch) -> torch.Tensor:

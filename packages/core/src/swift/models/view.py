@@ -28,7 +28,7 @@ from swift.models.attention import (
     use_attention,
 )
 from swift.models.classes import is_encoder
-from swift.models.encoders import EncoderInputs
+from swift.models.encoders import EncoderInputs, own_scores
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
@@ -415,7 +415,7 @@ class ViewModule(nn.Module):
         """Return whether the scores of an encoder are those of its own head, sample by sample."""
         scores = self(batch, {Need.SCORES}).scores
         samples = (batch.input_ids[batch.segment_ids == n][None] for n in range(batch.segments))
-        return self._agree(scores, torch.cat([self.causal_lm(input_ids=ids).logits for ids in samples]))
+        return self._agree(scores, torch.cat([own_scores(self.causal_lm, input_ids=ids) for ids in samples]))
 
     def _agree(self, found: torch.Tensor, reference: torch.Tensor) -> bool:
         exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)
