@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean readme-image dashboard-images
+.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures encoders pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean readme-image dashboard-images
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ matrix: setup ## Resume every backend's checkpoints on every backend; writes doc
 
 architectures: setup ## Train every causal language model type on every backend; writes docs/reference/architectures.md
 	@$(BIN)/python tools/architectures.py
+
+encoders: setup ## Train every encoder of transformers on every backend; writes docs/reference/encoders.json
+	@$(BIN)/python tools/encoders.py
 	@$(BIN)/python tools/docs.py
 
 pairs: setup ## Train with every optimizer and tuner in every layout; writes docs/reference/tuning-pairs.md

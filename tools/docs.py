@@ -50,7 +50,10 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "configuration.md": configuration_page(),
             "third-party-flags.md": third_party_flags_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
-            "architectures.md": architectures_page(json.loads((REFERENCE / "architectures.json").read_text())),
+            "architectures.md": architectures_page(
+                json.loads((REFERENCE / "architectures.json").read_text()),
+                json.loads((REFERENCE / "encoders.json").read_text()),
+            ),
             "proven-where.md": proven_page(_found()),
             "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
@@ -214,7 +217,7 @@ def matrix_page(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def architectures_page(results: dict[str, Any]) -> str:
+def architectures_page(results: dict[str, Any], encoders: dict[str, Any]) -> str:
     """Return the page of the model types of transformers: which train on which engine, and why the others do not."""
     facts, types = results["facts"], results["types"]
     columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
@@ -249,8 +252,45 @@ def architectures_page(results: dict[str, Any]) -> str:
         _refusals(types),
         "## Types that were not made",
         "\n".join(f"- `{name}`: {reason}." for name, reason in facts["not_made"].items()),
+        *_encoders(encoders),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _encoders(results: dict[str, Any]) -> list[str]:
+    """Return the section of encoders: for which tasks each trains in which layout."""
+    types = results["types"]
+    columns = list(dict.fromkeys(cell for tasks in types.values() for cells in tasks.values() for cell in cells))
+    rows = [f"| type | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    refused: dict[str, list[str]] = {}
+    for name, tasks in types.items():
+        cells = [
+            [task for task, each in tasks.items() if each.get(column, {}).get("result") == "equal"]
+            for column in columns
+        ]
+        rows.append(f"| `{name}` | {' | '.join(_tasks(each) for each in cells)} |")
+        for each in tasks.values():
+            for verdict in each.values():
+                if verdict["result"] == "refused":
+                    names = refused.setdefault(_general(verdict["note"], name), [])
+                    names.extend([name] if name not in names else [])
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    sentences = [f"- {sentence} ({', '.join(f'`{name}`' for name in names)})" for sentence, names in refused.items()]
+    return [
+        "## Encoders",
+        "Each encoder of text in transformers, trained in the same way for the tasks `embedding` (InfoNCE of mean "
+        "vectors), `reranker` (pairs as the tokenizer joins them) and `seq_cls`. **all**: losses and gradient norms "
+        "of all three equal those of plain transformers; the export makes the expected vectors and scores. Megatron "
+        "trains no encoder.",
+        f"Command: `{results['command']}`. Versions: {versions}.",
+        "\n".join(rows),
+        "Refusals:",
+        "\n".join(sentences),
+    ]
+
+
+def _tasks(found: list[str]) -> str:
+    return "all" if len(found) == 3 else ", ".join(found) or "refused"
 
 
 def _refusals(types: dict[str, Any]) -> str:

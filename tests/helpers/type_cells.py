@@ -170,11 +170,11 @@ PRELOADED: dict[str, tuple[str, ...]] = {
 def verdicts(cell: Cell, subjects: Sequence[Subject]) -> list[Verdict]:
     """Return what comes of each model: in this process, or in forked ones that train one after the other."""
     if cell.processes == 1:
-        return [_alone(partial(subject.run, cell)) for subject in subjects]
+        return [alone(partial(subject.run, cell)) for subject in subjects]
     preload(cell.backend)
     jobs = [partial(subject.run, cell) for subject in subjects]
     answers = run_jobs(cell.processes, jobs)
-    return [_together(each) for each in answers]
+    return [together(each) for each in answers]
 
 
 def preload(backend: str) -> None:
@@ -184,14 +184,14 @@ def preload(backend: str) -> None:
         import_module(module)
 
 
-def _alone(job: Callable[[], Verdict]) -> Verdict:
+def alone(job: Callable[[], Verdict]) -> Verdict:
     try:
         return job()
     except Exception as error:
         return failure(error)
 
 
-def _together(answers: Sequence[Any]) -> Verdict:
+def together(answers: Sequence[Any]) -> Verdict:
     """Return the worst verdict of all processes."""
     each = [answer if isinstance(answer, Verdict) else failure(answer) for answer in answers]
     return max(each, key=lambda verdict: RESULTS.index(verdict.result))

@@ -35,7 +35,7 @@ REFUSED = [
     ("--backend megatron --vpp 2", "parallel.vpp 2 divides the stages of a pipeline"),
     ("--model tiny --backend fsdp --tp 3 --nproc 3", "attention heads"),
     ("--model tiny --backend megatron --pp 5 --nproc 5", "layers are not divisible by pp 5 stages"),
-    ("--model encoder --task_type embedding", "encoder is an encoder (bert). swift trains decoder-only models"),
+    ("--model encoder", "encoder is an encoder (bert). swift trains encoders as embedding models, rerankers and"),
     ("--model tiny --target_modules q_porj", "the model has no module 'q_porj'. Did you mean 'q_proj'?"),
     ("--train_type full --export.to adapter", "trains none"),
     ("--train_type full --tuner.quantize bnb-nf4", "tuner.kind full (--train_type) cannot train weights"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import typed
+from encoder_cells import write_encoder
 from tiny_runs import run_training, write_jsonl, write_model
 
 from swift.config.sections import ExportOptions
@@ -43,10 +46,10 @@ Path("found.json").write_text(json.dumps(found))
 """
 
 
-def exported(place: Path, name: str, changes: dict[str, Any]) -> None:
+def exported(place: Path, name: str, changes: dict[str, Any], model: str = "model") -> None:
     """A folder named so, of a run of two steps."""
     run = run_training(
-        place / "model",
+        place / model,
         place / "output",
         ROWS,
         {"train.max_steps": 2, "optim.lr": 1e-2, "checkpoint.save_last": True, "logging.run_name": name, **changes},
@@ -62,6 +65,16 @@ def as_swift_infer_has_it(place: Path, folder: str, rows: list[dict[str, str]], 
     return [json.loads(line)[column] for line in (place / f"{folder}.jsonl").read_text().splitlines()]
 
 
+def read(place: Path, poolings: Sequence[str]) -> dict[str, Any]:
+    """Return the vectors and scores that sentence-transformers makes with exports."""
+    asked = {"embeddings": poolings, "queries": QUERIES, "documents": DOCUMENTS}
+    (place / "asked.json").write_text(json.dumps(asked))
+    done = subprocess.run([PYTHON, "-c", READ], cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads((place / "found.json").read_text())
+    return found
+
+
 @pytest.mark.full
 def test_sentence_transformers_matches_export(tmp_path: Path) -> None:
     """Sentence transformers makes the same vectors and scores of an export."""
@@ -69,12 +82,7 @@ def test_sentence_transformers_matches_export(tmp_path: Path) -> None:
     for pooling in POOLINGS:
         exported(tmp_path, pooling, {"objective.name": "embedding", "model.pooling": pooling, **PROMPTS})
     exported(tmp_path, "reranker", {"objective.name": "reranker", "objective.instruction": "Find the colour"})
-    asked = {"embeddings": POOLINGS, "queries": QUERIES, "documents": DOCUMENTS}
-    (tmp_path / "asked.json").write_text(json.dumps(asked))
-    done = subprocess.run([PYTHON, "-c", READ], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-
+    found = read(tmp_path, POOLINGS)
     texts = [*({"query": each} for each in QUERIES), *({"document": each} for each in DOCUMENTS)]
     for pooling in POOLINGS:
         vectors = as_swift_infer_has_it(tmp_path, pooling, texts, "vector")
@@ -87,3 +95,22 @@ def test_sentence_transformers_matches_export(tmp_path: Path) -> None:
     assert found["reranker"] == pytest.approx(scores, abs=1e-5)
     best_first = sorted(range(len(DOCUMENTS)), key=lambda place: -scores[place])
     assert found["ranked"] == best_first
+
+
+@pytest.mark.full
+def test_sentence_transformers_matches_encoders(tmp_path: Path) -> None:
+    """Vectors of encoders, pooled in both ways, and scores of their pairs."""
+    for task in ("embedding", "reranker"):
+        write_encoder("bert", tmp_path / f"bert-{task}", task)
+    poolings = ("mean", "cls")
+    for pooling in poolings:
+        settings = {"objective.name": "embedding", "model.pooling": pooling, **PROMPTS}
+        exported(tmp_path, pooling, settings, "bert-embedding")
+    exported(tmp_path, "reranker", {"objective.name": "reranker"}, "bert-reranker")
+    found = read(tmp_path, poolings)
+    texts = [*({"query": each} for each in QUERIES), *({"document": each} for each in DOCUMENTS)]
+    for pooling in poolings:
+        vectors = as_swift_infer_has_it(tmp_path, pooling, texts, "vector")
+        assert np.array(found[pooling]) == pytest.approx(np.array(vectors), abs=1e-5)
+    pairs = [{"query": query, "document": document} for query in QUERIES for document in DOCUMENTS]
+    assert found["reranker"] == pytest.approx(as_swift_infer_has_it(tmp_path, "reranker", pairs, "score"), abs=1e-5)

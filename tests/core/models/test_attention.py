@@ -181,7 +181,7 @@ def test_all_samples_at_once_are_what_they_are_one_by_one(torchs_flash_attention
 )
 def test_torchs_kernel_takes_halves_of_some_widths(width, dtype, autocast, taken):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert attention._flash_dtype(torch.empty(1, 2, 3, width, dtype=dtype)) == taken
+        assert attention.flash_dtype(torch.empty(1, 2, 3, width, dtype=dtype)) == taken
 
 
 def test_torch_varlen_kernel_is_called_correctly_with_gradient():

@@ -207,14 +207,15 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("task", ["causal_lm", "embedding", "seq_cls"])
-def test_encoders_are_refused_for_every_task(task: str, folder: Path) -> None:
+@pytest.mark.parametrize("task", ["causal_lm", "reward", "value"])
+def test_encoders_are_no_language_models(task: str, folder: Path) -> None:
+    """The refusal names the three tasks that encoders have; plans are for decoders alone."""
     transformers.ModernBertConfig().save_pretrained(folder)
-    with pytest.raises(
-        ModelError, match=r"an encoder \(modernbert\)\. swift trains decoder-only models, also as embedding"
-    ):
+    sentence = r"an encoder \(modernbert\)\. swift trains encoders as embedding models, rerankers and classifiers"
+    with pytest.raises(ModelError, match=sentence) as refused:
         open_source(ModelSection(path=str(folder), task=task), say=lambda _: None)
-    with pytest.raises(ModelError, match=r"an encoder \(modernbert\)"):
+    assert "--task_type embedding, --task_type reranker, or --task_type seq_cls" in str(refused.value.hint)
+    with pytest.raises(ModelError, match=r"an encoder \(modernbert\), and swift plan counts only decoder-only"):
         model_config(str(folder))
 
 

@@ -32,7 +32,7 @@ from swift.contracts import (
 )
 from swift.errors import ModelError, SwiftError, UnsupportedLayout
 from swift.hookspecs import BackendHooks
-from swift.models.classes import check_no_encoder
+from swift.models.classes import is_encoder_type
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
 from swift.parsing import Parsed, parse
@@ -309,7 +309,11 @@ def model_config(name: str) -> dict[str, Any]:
             hint="Pass a model folder or a config.json; weights are not needed.",
         )
     content = read_config(folder)
-    check_no_encoder(name, content)
+    if is_encoder_type(content):
+        raise ModelError(
+            f"{name} is an encoder ({content['model_type']}), and swift plan counts only decoder-only models.",
+            hint="Train it without a plan: encoders are small.",
+        )
     return content
 
 

@@ -17,14 +17,14 @@ from swift.data import open_parts, prepare_data
 from swift.data.formats import COMPLETION, POSITIVE, rename
 from swift.data.media import number_of
 from swift.errors import UsageError
-from swift.models import MediaProcessor
+from swift.models import MediaProcessor, is_encoder
 from swift.parsing.tasks import EMBEDDING
 from swift.terminal import progress
 from swift_infer.metrics import auc, f1_scores, pearson, ranking, spearman
 from swift_infer.score_rows import prompts_of
 from swift_infer.scorer import Scorer
 from swift_infer.scoring import RowScores, scoring_objective
-from swift_objectives import DOCUMENT_COLUMNS, Documents, PreferenceEncoding, RerankerEncoding
+from swift_objectives import DOCUMENT_COLUMNS, Documents, PairEncoding, PreferenceEncoding, RerankerEncoding
 
 if TYPE_CHECKING:
     from swift.contracts import Objective
@@ -103,7 +103,8 @@ def measurement_of(found: FoundModel, section: DataSection, scores: RowScores | 
         return Measurement(PreferenceEncoding(), _of_pairs, "pairs")
     if objective == "reranker" or columns & _RANKED:
         instruction = found.location.objective.get("instruction")
-        return _rankings(RerankerEncoding(Documents(listwise=False, instruction=instruction)))
+        kind = PairEncoding if is_encoder(found.source.config) else RerankerEncoding
+        return _rankings(kind(Documents(listwise=False, instruction=instruction)))
     return _of_labels(found)
 
 

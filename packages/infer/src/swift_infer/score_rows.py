@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.config.sections import DataSection
-from swift.data import DatasetPart, open_parts, prompt_only
+from swift.data import DatasetPart, Pair, joined_pairs, open_parts, prompt_only
 from swift.data.encodings import Conversation, RowReader, Unusable
 from swift.data.rendering import render_prompt
 from swift.errors import DataError
-from swift.models import renders_pairs, stored_prompts
+from swift.models import is_encoder, renders_pairs, stored_prompts
 from swift.parsing.tasks import EMBEDDING, task_of
 from swift.terminal import progress
 from swift.untrusted import json_kind
@@ -211,7 +211,9 @@ def tokens_of(
         return writer.tokens(partial(_image_text, question, found), question.source)
     tokenizer, messages = found.source.tokenizer, question.messages
     roles = [message["role"] for message in messages]
-    if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
+    if roles == list(PAIR) and is_encoder(found.source.config):
+        return joined_pairs(tokenizer, [Pair(*(str(message["content"]) for message in messages))])[0]
+    if roles == list(PAIR) and not renders_pairs(str(tokenizer.chat_template)):
         query, document = (str(message["content"]) for message in messages)
         text = pair_text(query, document, found.location.objective.get("instruction"))
         ids = list(tokenizer(text)["input_ids"])

@@ -15,9 +15,9 @@ from torch import Tensor
 from swift.config.sections import DataSection
 from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
-from swift.data.samples import Encoded, Segment
+from swift.data.samples import TOKEN_TYPES, Encoded, Segment
 from swift.errors import DataError
-from swift.models import MediaProcessor, ProcessorReader, ViewModule, attach_adapter, choose_attention
+from swift.models import MediaProcessor, ProcessorReader, ViewModule, attach_adapter, choose_attention, is_encoder
 from swift.models.positions import check_text
 from swift.parsing.tasks import EMBEDDING
 from swift.terminal import waiting
@@ -61,6 +61,7 @@ class Scorer:
         self._view = ViewModule(model, attention=attention, say=say)
         self._view.pooling = source.pooling
         self._batch = batch_size or BATCH
+        self._encodes = is_encoder(source.config)
         self._source, self._limits = source, options.pixels(found.location.pixels)
         self._name, self._longest = found.name, options.max_length
 
@@ -117,7 +118,9 @@ class Scorer:
         if isinstance(tokens, Segment):
             return tokens
         ids = np.asarray(tokens, dtype=np.int32)
-        return Segment(ids, np.ones(len(ids), dtype=np.float32), media=media_of(tokens))
+        # A batch has token types for all of its sequences, or for none.
+        types = {TOKEN_TYPES: np.zeros(len(ids), dtype=np.float32)} if self._encodes else {}
+        return Segment(ids, np.ones(len(ids), dtype=np.float32), types, media=media_of(tokens))
 
     def _read(self, view: ModelView, batch: MicroBatch) -> Tensor:
         if self._objective is not None:

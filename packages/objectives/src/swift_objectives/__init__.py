@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swift_objectives.encodings.preference import PreferenceEncoding as PreferenceEncoding
     from swift_objectives.encodings.reranker import DOCUMENT_COLUMNS as DOCUMENT_COLUMNS
     from swift_objectives.encodings.reranker import Documents as Documents
+    from swift_objectives.encodings.reranker import PairEncoding as PairEncoding
     from swift_objectives.encodings.reranker import RerankerEncoding as RerankerEncoding
     from swift_objectives.encodings.reranker import pair_of as pair_of
     from swift_objectives.encodings.reranker import pair_text as pair_text
@@ -39,7 +40,7 @@ __getattr__ = lazy_names(
         "encodings.embedding": "EmbeddingEncoding prompt_text_of prompted",
         "encodings.kto": "KtoEncoding",
         "encodings.preference": "PreferenceEncoding",
-        "encodings.reranker": "DOCUMENT_COLUMNS Documents RerankerEncoding pair_of pair_text",
+        "encodings.reranker": "DOCUMENT_COLUMNS Documents PairEncoding RerankerEncoding pair_of pair_text",
         "encodings.steps": "StepEncoding StepSample",
         "reranker": "GenerativeReranker GenerativeRerankerOptions",
     },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -128,7 +129,10 @@ class _Reranker(BaseObjective[Options]):
 
 
 class Reranker(_Reranker[RerankerOptions]):
-    """A head of one label scores each document at its end (a cross encoder).
+    """A head of one label scores each document with its query (a cross encoder).
+
+    A decoder reads both in one text and scores its end. An encoder reads a pair as its tokenizer joins them, and its
+    own head scores it.
 
     The loss pointwise is the binary cross entropy, a mean over the documents of the global batch; listwise the cross
     entropy of the right document among those of its query, a mean over queries.
@@ -140,15 +144,41 @@ class Reranker(_Reranker[RerankerOptions]):
     task = "seq_cls"
     num_labels = 1
 
-    def __init__(self, options: RerankerOptions) -> None:
+    def __init__(self, options: RerankerOptions, *, pairs: bool = False) -> None:
         super().__init__(options)
-        from swift_objectives.encodings.reranker import RerankerEncoding
+        from swift_objectives.encodings.reranker import PairEncoding, RerankerEncoding
 
-        self.encoding = RerankerEncoding(self.documents)
+        self._pairs = pairs
+        self.encoding = PairEncoding(self.documents) if pairs else RerankerEncoding(self.documents)
+
+    def for_tokenizer(self, tokenizer: Any) -> Reranker:
+        """Return the objective that reads pairs where the tokenizer joins them."""
+        from swift.data import joins_pairs
+
+        return Reranker(self.options, pairs=joins_pairs(tokenizer))
+
+    def check_config(self, config: Any) -> None:
+        """Raise `ConfigError` for an encoder without pairs, a decoder with them, and an instruction for an encoder."""
+        from swift.models import is_encoder
+
+        if is_encoder(config) != self._pairs:
+            raise ConfigError(
+                f"{config.model_type} is {'a decoder' if self._pairs else 'an encoder'}, and its tokenizer "
+                f"{'joins' if self._pairs else 'does not join'} a query and a document with special tokens.",
+                hint="Use the tokenizer that belongs to the model.",
+            )
+        if self._pairs and self.options.instruction is not None:
+            raise ConfigError(
+                "objective.instruction needs a decoder: an encoder reads the query and the document alone.",
+                hint="Leave it out, or write it into the queries.",
+            )
 
     def finish_export(self, context: ExportContext) -> None:
-        """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it."""
-        if context.has_model:
+        """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it.
+
+        They give an encoder pairs by themselves.
+        """
+        if context.has_model and not _reads_pairs(context.folder):
             from swift.models import template_of_export, with_pairs, write_pair_template
 
             template = with_pairs(template_of_export(context.folder), self.options.instruction)
@@ -233,6 +263,15 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
         """Return how much rather yes than no: log-probabilities differ by what the logits differ by."""
         logps = viewed(view.candidate_logps, Need.CANDIDATE_LOGPS)
         return batch.segment_sum((logps[..., 0] - logps[..., 1]) * (batch.weights > 0))
+
+
+def _reads_pairs(folder: Path) -> bool:
+    """Return whether the model in a folder is an encoder."""
+    from transformers import AutoConfig
+
+    from swift.models import is_encoder
+
+    return is_encoder(AutoConfig.from_pretrained(folder))
 
 
 def _single_token(tokenizer: Any, key: str, text: str) -> int:

@@ -138,7 +138,9 @@ def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
     config = parsed.config
     with waiting(f"Opening {config.model.path}"):
         source = open_source(config.model, say=print_note, seed=config.train.seed)
-    objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
+    objective = make_objective(
+        load_objective(config.objective.name), parsed.objective_options, source.tokenizer, model=config.model
+    )
     encoding = encoding_of(objective.encoding)
     images = None if source.processor is None else MediaProcessor(source.processor, config.data)
     encoder = SampleEncoder(source.tokenizer, config.data, encoding, media_tokens_of(images, config.data))

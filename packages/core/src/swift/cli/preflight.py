@@ -144,7 +144,7 @@ def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:
     if folder is None:
         return
     content = read_config(folder)
-    check_no_encoder(str(section.path), content)
+    check_no_encoder(str(section.path), content, section.task)
     check_files(folder)
     # transformers knows a default for a key that is left out
     with failing(backend, "swift_check_model"), suppress(AttributeError):

@@ -98,7 +98,9 @@ def print_samples(parsed: Parsed, count: int) -> None:
     with waiting(f"Opening {config.model.path}"):
         source = open_source(config.model, say=print_note, seed=config.train.seed)
         tokenizer, processor = source.tokenizer, source.processor
-    objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
+    objective = make_objective(
+        load_objective(config.objective.name), parsed.objective_options, tokenizer, model=config.model
+    )
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(
         config.data.model_copy(update=first_rows),

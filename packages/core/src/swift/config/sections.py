@@ -80,7 +80,9 @@ class ModelSection(Section):
         "default: regression with one label, else single_label_classification",
     )
     pooling: Literal["last", "mean", "cls"] = Field(
-        "last", description="The vector of a text: the hidden state of its last token, their mean, or that of its first"
+        "last",
+        description="The vector of a text: the hidden state of its last token, their mean, or that of its first; "
+        "default: what modules.json says, else mean for an encoder and last for a decoder",
     )
     value_head: bool = Field(
         False,

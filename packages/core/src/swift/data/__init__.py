@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from swift.data.media_tokens import MediaRules as MediaRules
     from swift.data.media_tokens import MediaTokens as MediaTokens
     from swift.data.offsets import TextEncoder as TextEncoder
+    from swift.data.offsets import joined_pairs as joined_pairs
+    from swift.data.offsets import joins_pairs as joins_pairs
     from swift.data.pipeline import Prepared as Prepared
     from swift.data.pipeline import media_tokens_of as media_tokens_of
     from swift.data.pipeline import prepare_data as prepare_data
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from swift.data.sources.rows import RowData as RowData
     from swift.data.store import SampleSet as SampleSet
     from swift.data.template import ChatTemplate as ChatTemplate
+    from swift.data.text import Pair as Pair
     from swift.data.text import Text as Text
     from swift.data.videos import VideoSampling as VideoSampling
 
@@ -39,14 +42,14 @@ __getattr__ = lazy_names(
         "encode": "SampleEncoder",
         "global_segments": "GlobalSegments",
         "media_tokens": "MediaRules MediaTokens",
-        "offsets": "TextEncoder",
+        "offsets": "TextEncoder joined_pairs joins_pairs",
         "pipeline": "Prepared media_tokens_of prepare_data",
         "placing": "placed",
         "sources.dataset_info": "DATASET_INFO_FILE",
         "sources.rows": "RowData",
         "store": "SampleSet",
         "template": "ChatTemplate",
-        "text": "Text",
+        "text": "Pair Text",
         "videos": "VideoSampling",
     },
 )

@@ -17,7 +17,7 @@ from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
 from swift.data.store import columns_of, hash_of
 from swift.data.template import Omissions
-from swift.data.text import Raw, Steps, Text
+from swift.data.text import Pair, Raw, Steps, Text
 from swift.errors import ConfigError, PluginError
 
 _VERSION = 2
@@ -168,6 +168,8 @@ class _RowInProgress:
 
 
 def _size(text: Text) -> int:
+    if isinstance(text, Pair):
+        return len(text.text) + len(text.second)
     return len(text.text) + (len(text.completion or "") if isinstance(text, Raw) else 0)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
-from swift.data.samples import Segment
-from swift.data.text import Raw, Rendered, Span, Text
+from swift.data.samples import TOKEN_TYPES, Segment
+from swift.data.text import Pair, Raw, Rendered, Span, Text
 from swift.errors import ModelError
 
 
@@ -29,6 +29,27 @@ def check_offsets(tokenizer: Any) -> None:
             f"The tokenizer {type(tokenizer).__name__} cannot tell which characters its tokens stand for.",
             hint="Convert it to a tokenizer.json, which the tokenizers library reads.",
         )
+
+
+def joins_pairs(tokenizer: Any) -> bool:
+    """Return whether a tokenizer joins two texts with special tokens of its own: those of encoders, which mask."""
+    return tokenizer.mask_token is not None and tokenizer.num_special_tokens_to_add(pair=True) > 0
+
+
+def joined_pairs(tokenizer: Any, pairs: Sequence[Pair]) -> list[Segment]:
+    """Return the tokens of pairs, with the types that the tokenizer gives them: zeros where it gives none."""
+    if not pairs:
+        return []
+    made = tokenizer([pair.text for pair in pairs], [pair.second for pair in pairs], verbose=False)
+    types = made.get("token_type_ids") or [[0] * len(ids) for ids in made["input_ids"]]
+    return [
+        Segment(
+            np.array(ids, dtype=np.int32),
+            _without_first(np.ones(len(ids), dtype=np.float32)),
+            {TOKEN_TYPES: np.array(kinds, dtype=np.float32)},
+        )
+        for ids, kinds in zip(made["input_ids"], types, strict=True)
+    ]
 
 
 class TextEncoder:
@@ -46,6 +67,7 @@ class TextEncoder:
     def segments(self, sequences: Sequence[Text]) -> list[Segment]:
         """Return the tokens of each text, and which of them are learned."""
         rendered = iter(self._rendered([text for text in sequences if isinstance(text, Rendered)]))
+        pairs = iter(joined_pairs(self._tokenizer, [text for text in sequences if isinstance(text, Pair)]))
         raw = [text for text in sequences if isinstance(text, Raw)]
         starts = iter(self._found([text.text for text in raw], special=True)[0])
         completed = [text.completion for text in raw if text.completion is not None]
@@ -54,6 +76,8 @@ class TextEncoder:
         def segment(text: Text) -> Segment:
             if isinstance(text, Rendered):
                 return next(rendered)
+            if isinstance(text, Pair):
+                return next(pairs)
             start = np.array(next(starts))
             if text.completion is None:
                 ids = self._with_end(start) if text.end else start

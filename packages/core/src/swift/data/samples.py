@@ -11,6 +11,9 @@ import numpy as np
 
 from swift.data.media import MediaRef
 
+TOKEN_TYPES = "token_types"
+"""The name of a segment's token values that say which text of a pair a token is of: 0 or 1, as tokenizers give it."""
+
 
 class SampleFacts(Protocol):
     """Facts of a sample that the normalisation of a batch may use: none needs its tokens to be read.

@@ -52,7 +52,15 @@ class Raw:
     """Whether the end-of-text token comes last, also where the tokenizer does not add it."""
 
 
-Text = Rendered | Raw
+@dataclass(frozen=True)
+class Pair:
+    """Two texts that the tokenizer joins, with special tokens around and between them; all of it is learned."""
+
+    text: str
+    second: str
+
+
+Text = Rendered | Raw | Pair
 
 Result = TypeVar("Result")
 Steps = Generator[Sequence[Text], "list[Segment]", Result]

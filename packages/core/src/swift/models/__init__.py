@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from swift.models.attention import AttentionChoice as AttentionChoice
     from swift.models.attention import choose_attention as choose_attention
     from swift.models.attention import use_attention as use_attention
+    from swift.models.classes import is_encoder as is_encoder
     from swift.models.config_file import read_config as read_config
     from swift.models.load_adapter import attach_adapter as attach_adapter
     from swift.models.load_adapter import peft_config as peft_config
@@ -48,6 +49,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "attention": "AttentionChoice FLASH choose_attention use_attention",
+        "classes": "is_encoder",
         "config_file": "read_config",
         "load_adapter": "attach_adapter peft_config",
         "locate": "locate_model",

@@ -22,9 +22,11 @@ from transformers.masking_utils import sdpa_mask
 
 from swift.config.incompatibilities import flash_needs_gpu, no_flash
 from swift.errors import ModelError
-from swift.models.classes import causal_class, has_encoder
+from swift.models.classes import body_class, has_encoder, is_encoder
 
 VARLEN = "swift_varlen"
+BOTH_WAYS = "swift_both_ways"
+"""The kernel of encoders for samples that lie end to end; see `swift.models.attention_both_ways`."""
 FLASH = "flash_attention_2"
 _SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "dense", "mlp", "moe", "sparse"})
 """Types of layers in which samples that lie end to end can be kept apart. In others, states pass from token to token,
@@ -75,7 +77,7 @@ def choose_attention(
     What was asked for by name is honoured or refused, never replaced. `flat` tells whether samples are laid end to
     end; `dtype` is the precision of the arithmetic, where it is known.
     """
-    model_class, config = causal_class(config), config.get_text_config()
+    encodes, model_class, config = is_encoder(config), body_class(config), config.get_text_config()
     flash_incompatibility = _flash_incompatibility(config, model_class, device, dtype)
     sdpa_incompatibility = _sdpa_incompatibility(config, model_class)
     if requested == FLASH and flash_incompatibility:
@@ -89,6 +91,8 @@ def choose_attention(
         why = "requested" if requested == FLASH else "the fastest here"
         return AttentionChoice(FLASH, FLASH, flat, why)
     why = "requested" if requested != "auto" else f"not flash_attention_2: {flash_incompatibility}"
+    if encodes and flat:
+        return _both_ways(requested, config, model_class, why)
     varlen_incompatibility = _varlen_incompatibility(config, model_class)
     if requested == "eager" or (sdpa_incompatibility and (varlen_incompatibility or not flat)):
         if requested == "auto":
@@ -101,6 +105,21 @@ def choose_attention(
     return AttentionChoice("sdpa", VARLEN, flat, f"{why}; {_UNMASKED}")
 
 
+def _both_ways(requested: str, config: Any, model_class: Any, why: str) -> AttentionChoice:
+    """Return the kernel for samples of an encoder that lie end to end; refuse one whose mask alone keeps them apart."""
+    incompatibility = ""
+    if _sdpa_incompatibility(config, model_class) or _mask_needed(config, model_class):
+        incompatibility = "transformers has only their own attention for them"
+    elif requested == "eager":
+        incompatibility = "eager attention mixes the samples of a row"
+    if incompatibility:
+        raise ModelError(
+            f"{config.model_type} encoders need padding: {incompatibility}.",
+            hint="Turn it on: --data.packing false --data.padding_free false",
+        )
+    return AttentionChoice("sdpa", BOTH_WAYS, True, f"{why}; sample by sample, without a mask")
+
+
 def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.dtype | None = None) -> bool:
     """Return whether samples of a model of text can lie end to end with a kernel that needs no mask for it."""
     if has_encoder(config) or mixing_layers(config):
@@ -109,7 +128,7 @@ def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.d
         choice = choose_attention(requested, config, flat=True, device=device, dtype=dtype)
     except ModelError:
         return False
-    return choice.implementation in (VARLEN, FLASH)
+    return choice.implementation in (VARLEN, BOTH_WAYS, FLASH)
 
 
 def use_attention(model: Any, choice: AttentionChoice) -> None:
@@ -169,7 +188,7 @@ def varlen_attention(
                 hint="Type --model.attention eager",
             )
     all_at_once = packing.edges is not None and s_aux is None and len(query) == 1
-    if all_at_once and (dtype := _flash_dtype(query)) is not None:
+    if all_at_once and (dtype := flash_dtype(query)) is not None:
         together = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
         return _all_at_once((*together,), packing.edges, packing.longest, dropout, scaling, sliding_window)[None], None
     queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
@@ -205,7 +224,7 @@ def _all_at_once(
     return output
 
 
-def _flash_dtype(query: torch.Tensor) -> torch.dtype | None:
+def flash_dtype(query: torch.Tensor) -> torch.dtype | None:
     """Return the precision in which torch's FlashAttention takes these queries, cast as autocast would; None if not."""
     width, dtype, device = query.shape[-1], query.dtype, query.device.type
     if dtype == torch.float32 and torch.is_autocast_enabled(device):  # a norm with weights in fp32 lies before it
@@ -311,7 +330,7 @@ def mixing_layers(config: Any) -> list[str]:
 def with_mask(choice: AttentionChoice, config: Any) -> AttentionChoice:
     """Return the choice for a model that attention without a mask does not fit."""
     text = config.get_text_config()
-    name = "eager" if _sdpa_incompatibility(text, causal_class(config)) else "sdpa"
+    name = "eager" if _sdpa_incompatibility(text, body_class(config)) else "sdpa"
     why = "" if choice.name == FLASH else choice.reason.removesuffix(_UNMASKED)
     return AttentionChoice(name, name, choice.flat, f"{why}{text.model_type} needs its mask{_masked(True)}")
 
@@ -345,6 +364,14 @@ def _sdpa_incompatibility(config: Any, model_class: Any) -> str:
 
 
 def _varlen_incompatibility(config: Any, model_class: Any) -> str:
+    if needed := _mask_needed(config, model_class):
+        return needed
+    if not attends_causally(config):
+        return f"{config.model_type} does not use causal attention"
+    return ""
+
+
+def _mask_needed(config: Any, model_class: Any) -> str:
     # Models that support flash attention tell the kernel all that it needs (windows, caps, sinks); others may
     # have put it into the mask alone.
     known = model_class is not None and model_class._supports_flash_attn and model_class._can_set_attn_implementation()
@@ -352,6 +379,4 @@ def _varlen_incompatibility(config: Any, model_class: Any) -> str:
         return f"{config.model_type} needs its mask"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{config.model_type} caps its attention logits"
-    if not attends_causally(config):
-        return f"{config.model_type} does not use causal attention"
     return ""

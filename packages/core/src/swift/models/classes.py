@@ -15,10 +15,31 @@ ENCODERS = frozenset(
      "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta",
      "xlm-roberta-xl"}
 )  # fmt: skip
-"""Types of encoders that people start embedders, rerankers and classifiers from, to be refused without torch."""
+"""Common types of encoders, to be refused as language models without torch; `is_encoder` finds all."""
+ENCODER_TASKS = ("embedding", "seq_cls")
 
 DECODERS = "Use a decoder such as qwen3-0.6b or, for embeddings, Qwen/Qwen3-Embedding-0.6B."
 """What to type where a model is not a causal language model."""
+OF_ENCODERS = (
+    "Type --task_type embedding, --task_type reranker, or --task_type seq_cls --num_labels N. To train a language "
+    "model, use a decoder such as qwen3-0.6b."
+)
+"""What to type where an encoder is to be a language model."""
+
+
+def is_encoder(config: Any) -> bool:
+    """Return whether a model of text sees the tokens before and after each: transformers trains it by masking."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    decodes = getattr(config, "is_decoder", False) or _encodes_first(config)
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes and not config.sub_configs
+
+
+def body_class(config: Any) -> Any:
+    """Return the class whose flags say which attention kernels a model supports; None where there is no class."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    return MODEL_MAPPING[type(config)] if is_encoder(config) else causal_class(config)
 
 
 def causal_class(config: Any) -> Any:
@@ -83,18 +104,19 @@ def _encodes_first(config: Any) -> bool:
 
 
 def no_encoders(name: str, model_type: str) -> str:
-    """Return the sentence that refuses an encoder, for every task."""
-    return (
-        f"{name} is an encoder ({model_type}). swift trains decoder-only models, also as embedding "
-        "models, rerankers and classifiers."
-    )
+    """Return the sentence that refuses an encoder as a language model."""
+    return f"{name} is an encoder ({model_type}). swift trains encoders as embedding models, rerankers and classifiers."
 
 
-def check_no_encoder(name: str, content: Mapping[str, Any]) -> None:
-    """Refuse an encoder by the content of its config.json, without transformers."""
-    model_type = content.get("model_type")
-    if model_type in ENCODERS and not content.get("is_decoder"):
-        raise ModelError(no_encoders(name, str(model_type)), hint=DECODERS)
+def check_no_encoder(name: str, content: Mapping[str, Any], task: str) -> None:
+    """Refuse an encoder for a task that it does not have by the content of its config.json, without transformers."""
+    if is_encoder_type(content) and task not in ENCODER_TASKS:
+        raise ModelError(no_encoders(name, str(content["model_type"])), hint=OF_ENCODERS)
+
+
+def is_encoder_type(content: Mapping[str, Any]) -> bool:
+    """Return whether the content of a config.json is of an encoder that is known without transformers."""
+    return content.get("model_type") in ENCODERS and not content.get("is_decoder")
 
 
 def has_encoder(config: Any) -> bool:

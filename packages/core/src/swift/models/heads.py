@@ -14,7 +14,8 @@ import xxhash
 
 from swift.contracts import WeightStream
 from swift.errors import ModelError
-from swift.models.classes import causal_class, has_encoder
+from swift.models.classes import causal_class, has_encoder, is_encoder
+from swift.models.encoders import encoder_class, encoder_head_modules
 from swift.parsing.tasks import EMBEDDING
 
 HEAD_MODULE = "score"
@@ -33,6 +34,8 @@ def class_of_task(config: Any, task: str) -> Any:
     from transformers.modeling_layers import GenericForSequenceClassification
     from transformers.models.auto import modeling_auto as auto
 
+    if is_encoder(config):
+        return encoder_class(config, task)
     kind = type(config)
     writer = causal_class(config)
     if kind not in auto.MODEL_MAPPING or writer is None:
@@ -70,6 +73,8 @@ def _name_weights_as(writer: Any, model_type: str, name: str) -> None:
 
 def loads_in_transformers(config: Any) -> bool:
     """Return whether transformers' AutoModelForSequenceClassification finds the head `score` for this architecture."""
+    if is_encoder(config):
+        return True
     own = _own_class(config)
     if own is None:
         return False
@@ -79,10 +84,20 @@ def loads_in_transformers(config: Any) -> bool:
     return isinstance(head, torch.nn.Linear) and head.bias is None
 
 
-def initial_head(shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
-    """Return where a fresh head starts, in fp32 on the CPU: normal, of variance 1 / (hidden size + 1)."""
-    generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{HEAD}".encode()) >> 1)
+def initial_head(shape: tuple[int, ...], *, seed: int, name: str = HEAD) -> torch.Tensor:
+    """Return where a weight of a fresh head starts, in fp32 on the CPU.
+
+    Matrices are normal, of variance 1 / (hidden size + 1); norms begin at one and biases at zero.
+    """
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1)
     return torch.zeros(shape).normal_(std=1 / math.sqrt(shape[-1] + 1), generator=generator)
+
+
+def head_modules(model: Any) -> list[str]:
+    """Return the names of the modules that make scores of hidden states, of decoders and encoders; [] without any."""
+    return encoder_head_modules(model) or ([HEAD_MODULE] if head_of(model) is not None else [])
 
 
 def head_of(model: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from swift.config.sections import Config, TunerSection
 from swift.contracts import Run
 from swift.errors import ConfigError
-from swift.models.heads import head_of, value_head_of
+from swift.models.heads import head_modules, value_head_of
 from swift.models.media import ProcessorReader
 from swift.models.names import base_model
 from swift.models.view import ViewModule
@@ -136,7 +136,8 @@ def reaches_trained(view: ViewModule, reader: ProcessorReader | None = None) -> 
     else:
         batch = reader.collated([reader.probe([(56, 56)])], flat=view.attention.flat)
     model = view.causal_lm
-    heads = [model.get_output_embeddings(), head_of(model), value_head_of(model)]
+    scores = map(model.get_submodule, head_modules(model))
+    heads = [model.get_output_embeddings(), value_head_of(model), *scores]
     found = {id(weight) for head in heads if head is not None for weight in head.parameters()}
     with view.evaluating(), torch.enable_grad():
         output = getattr(view(batch.to(next(view.parameters()).device), {view.comparable}), view.comparable.value)

@@ -14,7 +14,7 @@ from swift.config.own_options import ALL_LINEAR, EXPERTS, LoraOptions, TargetOpt
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_file import check_patterns, kind_of, read_adapter_config
-from swift.models.heads import head_of
+from swift.models.heads import HEAD_MODULE, head_modules
 from swift.models.load_adapter import attach_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map
 from swift.models.peft_targets import adapts_experts, all_linear, names_module, short_names, stacked_experts
@@ -45,7 +45,7 @@ def attach_peft(
         target_modules=_targets(model, options, parameters, context.say),
         **({"target_parameters": parameters} if parameters else {}),
         exclude_modules=sorted(context.frozen) or None,
-        modules_to_save=list(options.modules_to_save) or None,
+        modules_to_save=[*options.modules_to_save, *_whole_heads(model)] or None,
     )
     try:
         # PEFT draws from the global generator; what it draws is replaced, and the generator put back.
@@ -188,9 +188,22 @@ def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
 def _peft_task(model: torch.nn.Module) -> str:
     """Return PEFT's word for what a model is for: with SEQ_CLS the head is trained whole and saved with the adapter."""
     base = base_model(model)
-    if head_of(base) is not None:
+    if head_modules(base):
         return "SEQ_CLS"
     return "FEATURE_EXTRACTION" if base.get_output_embeddings() is None else "CAUSAL_LM"
+
+
+def _whole_heads(model: torch.nn.Module) -> list[str]:
+    """Return the modules of an encoder's head, which are trained whole; that of a decoder is known to PEFT."""
+    base = base_model(model)
+    names = [name.rpartition(".")[2] for name in head_modules(base) if name != HEAD_MODULE]
+    found = [name for name, _ in base.named_modules() if any(f".{name}".endswith(f".{each}") for each in names)]
+    if len(found) > len(names):
+        raise ModelError(
+            f"PEFT cannot tell the head of {type(base).__name__} from its layers: {', '.join(sorted(found)[:4])}.",
+            hint="Type --train_type full",
+        )
+    return names
 
 
 def resume_adapter(
@@ -211,7 +224,7 @@ def resume_adapter(
             f"The adapter in {folder} is {kind_of(config)}, and this tuner can only continue {kind}.",
             hint=f"Type --tuner.kind {kind_of(config).lower()}",
         )
-    if head_of(base_model(model)) is not None and config.get("task_type") != "SEQ_CLS":
+    if head_modules(base_model(model)) and config.get("task_type") != "SEQ_CLS":
         raise ModelError(
             f"The adapter in {folder} was trained for {config.get('task_type')} and has no score head, which this "
             "model needs.",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from swift.models.heads import head_of
+from swift.models.heads import head_modules
 from swift.models.names import base_model, whole_shape
 
 
@@ -36,12 +36,14 @@ def all_linear(model: torch.nn.Module, reserved: Collection[str]) -> AllLinear:
     `reserved` are names without a dot that PEFT takes for the stacked experts of a mixture, never for modules.
     """
     modules = dict(model.named_modules())
-    head = base_model(model).get_output_embeddings() or head_of(base_model(model))
+    base = base_model(model)
+    head = {module for name in head_modules(base) for module in base.get_submodule(name).modules()}
+    head.add(base.get_output_embeddings())
     wanted: list[str] = []
     unfit: dict[str, list[str]] = {}
     mixture = any(name.endswith(".experts") for name in modules)
     for name, module in modules.items():
-        if not isinstance(module, _linear_classes()) or module is head:
+        if not isinstance(module, _linear_classes()) or module in head:
             continue
         reason = _unfit(name, module, modules[name.rpartition(".")[0]], mixture)
         (wanted if reason is None else unfit.setdefault(reason, [])).append(name)

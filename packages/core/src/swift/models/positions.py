@@ -36,7 +36,10 @@ def positions_of(model_config: Any) -> Positions | None:
     found = [value for key in _KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
     if not found or getattr(text, "alibi", False):
         return None
-    count, reach, scaling = found[0], float(found[0]), ""
+    from swift.models.encoders import first_position
+
+    count = found[0] - first_position(model_config)
+    reach, scaling = float(count), ""
     for rope in _ropes(text):
         kind = str(rope.get("rope_type", rope.get("type", "default")))
         factor, original = rope.get("factor"), rope.get("original_max_position_embeddings") or count

@@ -18,7 +18,7 @@ from swift.config.incompatibilities import no_quantiser
 from swift.config.sections import TunerSection
 from swift.contracts import ModelSource, QuantizedShare
 from swift.errors import ModelError
-from swift.models.heads import head_of, value_head_of
+from swift.models.heads import head_modules, value_head_of
 from swift.models.names import name_map
 from swift.models.peft_targets import weights_read
 from swift.models.quantized_experts import NF4_BLOCK, NF4_SCALER_BLOCK, is_stack, packed_experts, quantise_experts
@@ -89,8 +89,9 @@ def weights_to_quantise(model: Any) -> list[str]:
     ]
 
 
-def _heads(model: Any) -> tuple[Any, Any]:
-    return (model.get_output_embeddings() or head_of(model), value_head_of(model))
+def _heads(model: Any) -> set[Any]:
+    scores = (module for name in head_modules(model) for module in model.get_submodule(name).modules())
+    return {model.get_output_embeddings(), value_head_of(model), *scores}
 
 
 def quantized_share(model: Any, dtype: torch.dtype) -> QuantizedShare:

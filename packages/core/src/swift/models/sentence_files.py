@@ -17,8 +17,10 @@ from swift.untrusted import check_unicode, inside, json_kind, read_json, read_js
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
+_LENGTH = "sentence_bert_config.json"
 _POOLING = "1_Pooling"
 _NORMALISE = "2_Normalize"
+_KINDS = ("Transformer", "Pooling", "Normalize")
 _MODES = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
 """`model.pooling` → the switch of sentence-transformers."""
 _NEWER = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -41,6 +43,12 @@ def write_sentence_files(folder: Path, *, size: int, pooling: str) -> None:
     switches = {switch: name == pooling for name, switch in _MODES.items()}
     _write(folder / _POOLING / "config.json", {"word_embedding_dimension": size, **switches, "include_prompt": True})
     write_prompts(folder, {})
+
+
+def copy_length(source: Path, folder: Path) -> None:
+    """Copy the file that says how long texts may be, where a folder of sentence-transformers has it."""
+    if (source / _LENGTH).is_file():
+        shutil.copyfile(source / _LENGTH, folder / _LENGTH)
 
 
 def write_prompts(folder: Path, prompts: Mapping[str, str]) -> None:
@@ -118,6 +126,12 @@ def _pooling_file(folder: Path) -> Path | None:
             raise ModelError(
                 f"{file} must hold a list of objects; item {index} is {json_kind(module)}.", hint="Copy it again."
             )
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if others := [kind for kind in kinds if kind not in _KINDS]:
+        raise ModelError(
+            f"{file} lists a module that swift does not compute: {', '.join(others)}.",
+            hint="Use a model whose vectors are pooled hidden states.",
+        )
     for module in modules:
         if str(module.get("type", "")).endswith(".Pooling"):
             path = inside(folder, module.get("path"), ModelError, source=str(file)) / "config.json"

@@ -17,21 +17,39 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.contracts import ModelSource
 from swift.errors import ModelError, listed
-from swift.models.classes import DECODERS, auto_class, causal_name, encoder_class, has_encoder, refusal
+from swift.models.classes import (
+    DECODERS,
+    ENCODER_TASKS,
+    OF_ENCODERS,
+    auto_class,
+    causal_name,
+    encoder_class,
+    has_encoder,
+    is_encoder,
+    refusal,
+)
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
-from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
+from swift.models.heads import (
+    HEAD,
+    VALUE_HEAD,
+    add_value_head,
+    class_of_task,
+    head_modules,
+    initial_head,
+    value_head_of,
+)
 from swift.models.locate import locate_model
 from swift.models.media_processor import FILES, load_processor, settings_in_force
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
 from swift.models.quiet import quiet_libraries
 from swift.models.score_padding import padding_of_scores, set_padding, with_padding
-from swift.models.sentence_files import write_sentence_files
+from swift.models.sentence_files import copy_length, stored_pooling, write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
 from swift.models.trust import TRUST_FLAG
 from swift.models.weights_check import check_finite, check_weights
-from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
+from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of, task_of_config
 from swift.untrusted import read_json_object
 
 PASSING = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache")
@@ -66,7 +84,6 @@ class HfSource:
         self.folder = folder
         self.random = section.random_weights
         self.task = section.task
-        self.pooling = section.pooling
         self.trust_remote_code = section.trust_remote_code
         """Whether Python code that comes with the model may run, as the user said."""
         self._section = section
@@ -82,7 +99,7 @@ class HfSource:
         check_has_tokenizer(self.folder)
         check_weights(self._files, self._config_json, self.folder)
         self._check_head()
-        if self.task in HEADED and self.task != "value":  # which is asked at every token
+        if self._pads_scores and self.task != "value":  # which is asked at every token
             _ = self._padding
 
     @cached_property
@@ -97,11 +114,19 @@ class HfSource:
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=self._section.trust_remote_code)
         _check_quantisation(self._config_json, self.folder)
         if self.task in HEADED:
-            config.num_labels = self._labels()
+            config.num_labels = self._labels(config)
             if self._section.labels:
                 config.id2label = dict(enumerate(self._section.labels))
                 config.label2id = {name: index for index, name in config.id2label.items()}
         return config
+
+    @cached_property
+    def pooling(self) -> str:
+        """Which hidden states make a vector: the user's choice, that of sentence-transformers, or the usual one."""
+        section = self._section
+        if self.task != EMBEDDING or "pooling" in section.model_fields_set:
+            return section.pooling
+        return stored_pooling(self.folder) or ("mean" if is_encoder(self.config) else section.pooling)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -161,8 +186,10 @@ class HfSource:
             return piece.view_of(self._random_state[owner])
         if name in self._unused:
             return self._files.read(name)
-        if name == VALUE_HEAD or (name == HEAD and self.lacks_head):
+        if name == VALUE_HEAD:
             return initial_head(self.shape(name), seed=self._seed)
+        if name in self._fresh:
+            return initial_head(self.shape(name), seed=self._seed, name=name)
         stored = self._stored_name(name)
         tensor = self._files.read(stored)
         check_finite(stored, tensor, self.folder)
@@ -233,11 +260,12 @@ class HfSource:
             config.setdefault("architectures", [causal_name(self.config, self._section)])
         else:
             config |= self._task_settings()
-        if self.task in HEADED:
+        if self._pads_scores:
             config = with_padding(config, self._padding)
         if self.task == EMBEDDING:
             size = self.config.get_text_config().hidden_size
             write_sentence_files(folder, size=size, pooling=self.pooling)
+            copy_length(self.folder, folder)
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         generation = self.folder / "generation_config.json"
         if self.task != CAUSAL_LM:
@@ -252,8 +280,13 @@ class HfSource:
         self._write_processor(folder)
         replaced = self._section.chat_template is not None
         copy_tokenizer(self.folder, folder, template=self.tokenizer.chat_template if replaced else None)
-        if self.task in HEADED and self._padding is not None:
+        if self._pads_scores and self._padding is not None:
             set_padding(folder, self.tokenizer.convert_ids_to_tokens(self._padding))
+
+    @property
+    def _pads_scores(self) -> bool:
+        """Whether the padding token decides which token is scored: the last one that is another."""
+        return self.task in HEADED and not is_encoder(self.config)
 
     @cached_property
     def _padding(self) -> int | None:
@@ -292,38 +325,64 @@ class HfSource:
     def _files(self) -> SafetensorsFolder:
         return SafetensorsFolder(self.folder)
 
-    @cached_property
+    @property
     def lacks_head(self) -> bool:
-        """Whether the model has a head for scores that no file of it holds: a new one, at random."""
-        return self.task in HEADED and (self.random or HEAD not in self._files)
+        """Whether the model has a head for scores of which a part is in no file: a new one, at random."""
+        return bool(self._fresh)
+
+    @cached_property
+    def _fresh(self) -> frozenset[str]:
+        """Names of the weights of the head that no file holds."""
+        if self.task not in HEADED:
+            return frozenset()
+        modules = tuple(f"{name}." for name in head_modules(self._skeleton))
+        names = [
+            piece.name
+            for name in self.name_map.parameters()
+            if name.startswith(modules)
+            for piece in self.name_map.pieces(name)
+        ]
+        return frozenset(
+            name for name in names if self.random or not any(each in self._files for each in self.spellings(name))
+        )
 
     def check_has_head(self) -> None:
         """Refuse a model whose scores would be those of a head that nothing has trained."""
         if self.lacks_head:
             raise ModelError(
-                f"{self.folder} has no score head ({HEAD}).",
+                f"{self.folder} has no score head ({', '.join(sorted(self._fresh))}).",
                 hint="Copy or download the model again, or train a head: swift sft --task_type seq_cls",
             )
 
-    def _labels(self) -> int:
+    def _labels(self, config: Any) -> int:
         if self.task != "seq_cls":
             return 1
-        stored = () if self.lacks_head else self._files.shape(HEAD)
-        return self._section.num_labels or len(self._section.labels) or (stored[0] if stored else 0) or 2
+        return self._section.num_labels or len(self._section.labels) or self._stored_labels(config) or 2
+
+    def _stored_labels(self, config: Any) -> int:
+        """Return the number of labels of the head in the files; 0 without one."""
+        if is_encoder(config):
+            stored = self._config_json
+            with_head = task_of_config(stored) == "seq_cls"
+            return (len(stored.get("id2label") or ()) or stored.get("num_labels") or 2) if with_head else 0
+        shape = () if self.random or HEAD not in self._files else self._files.shape(HEAD)
+        return shape[0] if shape else 0
 
     def _check_head(self) -> None:
         if self.task not in HEADED or self.lacks_head:
             return
-        stored = self._files.shape(HEAD)
-        if len(stored) != 2 or not stored[0]:
+        if not is_encoder(self.config):
+            stored = self._files.shape(HEAD)
+            if len(stored) != 2 or not stored[0]:
+                raise ModelError(
+                    f"{HEAD} in {self.folder} has shape {stored}; model.task {self.task} needs [labels, hidden size].",
+                    hint="Copy or download the model again.",
+                )
+        wanted, labels = self.config.num_labels, self._stored_labels(self.config)
+        if labels not in (0, wanted):
             raise ModelError(
-                f"{HEAD} in {self.folder} has shape {stored}; model.task {self.task} needs [labels, hidden size].",
-                hint="Copy or download the model again.",
-            )
-        if stored[0] != self._labels():
-            raise ModelError(
-                f"{self.folder} has a head with {stored[0]} labels, but model.task {self.task} needs {self._labels()}.",
-                hint=f"Type --model.task seq_cls --model.num_labels {stored[0]}, or use a model without a head.",
+                f"{self.folder} has a head with {labels} labels, but model.task {self.task} needs {wanted}.",
+                hint=f"Type --model.task seq_cls --model.num_labels {labels}, or use a model without a head.",
             )
 
     @cached_property
@@ -345,10 +404,10 @@ class HfSource:
 
     @torch.no_grad()
     def _start_head(self, model: torch.nn.Module) -> None:
-        if self.lacks_head:
-            weight = model.get_submodule(HEAD_MODULE).weight
-            assert isinstance(weight, torch.Tensor)
-            weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
+        for name in self._fresh:
+            parameter, piece = self.name_map.owner(name)
+            weight = piece.view_of(model.get_parameter(parameter))
+            weight.copy_(initial_head(piece.shape, seed=self._seed, name=name))
         if self._section.value_head:
             weight = value_head_of(model).weight
             weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
@@ -445,7 +504,7 @@ class HfSource:
             with torch.random.fork_rng(devices=[]):
                 add_value_head(model, self.config, dtype)
         self._start_head(model)
-        missing = sorted(set(info["missing_keys"]) - ({HEAD} if self.lacks_head else set()))
+        missing = sorted(set(info["missing_keys"]) - {self.name_map.owner(name)[0] for name in self._fresh})
         if missing:
             raise ModelError(
                 f"{self.folder} lacks weights of the model: {listed(missing)}.",
@@ -510,6 +569,10 @@ def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _check_causal(config: Any, section: ModelSection) -> None:
+    if is_encoder(config):
+        if section.task not in ENCODER_TASKS:
+            raise ModelError(refusal(config, str(section.path)), hint=OF_ENCODERS)
+        return
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)

@@ -19,6 +19,7 @@ from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import (
+    BOTH_WAYS,
     CHOOSING_LAYERS,
     FLASH,
     VARLEN,
@@ -30,6 +31,8 @@ from swift.models.attention import (
     use_attention,
     with_mask,
 )
+from swift.models.classes import is_encoder
+from swift.models.encoders import EncoderInputs, own_scores
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
@@ -101,6 +104,9 @@ class ViewModule(nn.Module):
         use_attention(causal_lm, attention)
         self._transform = transform_of(causal_lm.config)
         self._unembeds = causal_lm.get_output_embeddings() is not None
+        self._encoder = EncoderInputs(causal_lm) if is_encoder(causal_lm.config) else None
+        if self._encoder is not None:
+            self.masks_padding = True
         self._has_head = head_of(causal_lm) is not None
         self._has_value_head = value_head_of(causal_lm) is not None
         self._has_rows_of_positions = hasattr(causal_lm.base_model, "get_rope_index")
@@ -170,6 +176,11 @@ class ViewModule(nn.Module):
         if missing := set(needs) - self.provides():
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = self.causal_lm
+        if self._encoder is not None and Need.SCORES in needs:
+            scored = ModelView(scores=self._encoder.scores(causal_lm, batch, self.inputs(batch)))
+            if Need.POOLED in needs:
+                scored.pooled = self._pooled(self._hidden(batch), batch)
+            return scored
         if not self._unembeds:
             return self._without_logits(self._hidden(batch), batch, needs)
         positions = batch.learned()
@@ -249,6 +260,8 @@ class ViewModule(nn.Module):
         if self._unembeds:
             of_value_head = {Need.VALUES} if self._has_value_head and not self.own_logits else set()
             return HEAD_NEEDS | of_hidden | {Need.REFERENCE_LOGPS} | of_value_head
+        if self._encoder is not None and self._encoder.has_head:
+            return of_hidden | {Need.SCORES}
         return of_hidden | {Need.SCORES, Need.VALUES} if self._has_head else of_hidden
 
     def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
@@ -276,11 +289,13 @@ class ViewModule(nn.Module):
         if batch.boundaries is None:
             if self.masks_padding and batch.attention_mask is not None:
                 inputs["attention_mask"] = batch.attention_mask.long()  # as tokenizers give it
+            if self._encoder is not None:
+                return inputs | self._encoder.of(batch)
             if self._has_sample_rope or (batch.media is not None and batch.media.positions is not None):
                 inputs["position_ids"] = self._positions(batch)
             return inputs
-        inputs["position_ids"] = self._positions(batch)
-        if self.attention.implementation == VARLEN:
+        inputs |= {"position_ids": self._positions(batch)} if self._encoder is None else self._encoder.of(batch)
+        if self.attention.implementation in (VARLEN, BOTH_WAYS):
             device = batch.input_ids.device
             inputs["packing"] = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1], device)
             # A mask of four dimensions counts as ready-made: transformers builds none of its own, and ours isn't read.
@@ -512,7 +527,15 @@ class ViewModule(nn.Module):
         else:
             hidden = self._hidden(batch)
             found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
+            if self._encoder is not None and self._encoder.has_head and not self._scores_agree(batch):
+                return False
         return self._agree(found, torch.cat(expected))
+
+    def _scores_agree(self, batch: MicroBatch) -> bool:
+        """Return whether the scores of an encoder are those of its own head, sample by sample."""
+        scores = self(batch, {Need.SCORES}).scores
+        samples = (batch.input_ids[batch.segment_ids == n][None] for n in range(batch.segments))
+        return self._agree(scores, torch.cat([own_scores(self.causal_lm, input_ids=ids) for ids in samples]))
 
     def _agree(self, found: torch.Tensor, reference: torch.Tensor) -> bool:
         exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from swift.data.samples import Encoded, Segment
-from swift.models.attention import VARLEN, AttentionChoice
+from swift.models.attention import BOTH_WAYS, VARLEN, AttentionChoice
+from swift.models.classes import is_encoder
 from swift.models.logits import LogitTransform
 
 PROBED = (7, 4)
@@ -55,10 +56,10 @@ def own_numbers(causal_lm: Any, lengths: Sequence[int], *, unembeds: bool) -> li
 
 def on_cpu(attention: AttentionChoice, config: Any) -> AttentionChoice:
     """Return the kernel that does in fp32 on the CPU what another one does elsewhere."""
-    if attention.implementation in (VARLEN, "sdpa", "eager"):
+    if attention.implementation in (VARLEN, BOTH_WAYS, "sdpa", "eager"):
         return attention
     caps = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    return replace(attention, implementation="eager" if caps else VARLEN)
+    return replace(attention, implementation="eager" if caps else BOTH_WAYS if is_encoder(config) else VARLEN)
 
 
 def of_targets(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

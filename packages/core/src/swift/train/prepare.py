@@ -250,6 +250,7 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
             f"{source.config.model_type} has no modules for them in transformers. First: {extra[0]}"
         )
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"pooling": source.pooling})})
     run = replace(run, config=config)
     objective = make_objective(
         load_objective(config.objective.name),

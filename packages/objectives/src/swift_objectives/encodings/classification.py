@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swift.data import joins_pairs
 from swift.data.conversation import Conversation, Unusable, parse_json_list
 from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample, finite
@@ -14,6 +15,7 @@ from swift.data.samples import Encoded
 from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import DataError, ModelError
 from swift.untrusted import shown
+from swift_objectives.encodings.embedding import fitted
 
 if TYPE_CHECKING:
     from swift.data import SampleSet
@@ -59,7 +61,7 @@ class ClassificationEncoding(Encoding):
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the whole text as one segment, all of which counts."""
         (whole,) = yield [whole_text(row.sample.conversation, row.location, encoder)]
-        segment = encoder.fit(whole)[0]
+        segment = fitted(whole, encoder) if joins_pairs(encoder.tokenizer) else encoder.fit(whole)[0]
         if not segment.weights.any():
             raise Unusable("too short", "a text needs two tokens")
         return EncodedRow((Encoded(0, (segment,), values=dict(row.sample.values)),))

@@ -92,7 +92,7 @@ class EmbeddingEncoding(Encoding):
             prompt_text_of(each, row.location, encoder) if each.media else Raw(text_of(each.messages[0]), end=False)
             for each in (sample.conversation, *sample.others)
         ]
-        query, *documents = (_fitted(segment, encoder) for segment in found)
+        query, *documents = (fitted(segment, encoder) for segment in found)
         if self.labels == "none":
             return EncodedRow((_compared((query, *documents), sample.values),))
         positives = sample.values["positives"]
@@ -205,7 +205,7 @@ def prompt_text_of(text: Conversation, location: str, encoder: ConversationEncod
     return replace(prompt, spans=(Span(0, len(prompt.text), 1.0),)) if isinstance(prompt, Rendered) else prompt
 
 
-def _fitted(segment: Segment, encoder: ConversationEncoder) -> Segment:
+def fitted(segment: Segment, encoder: ConversationEncoder) -> Segment:
     """Return the tokens within data.max_length; where the end is left out, a special token that ends the text stays."""
     (fitted,) = encoder.fit(segment)
     special = encoder.tokenizer.all_special_ids

@@ -21,11 +21,11 @@ from swift.data.conversation import (
 )
 from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import MESSAGES, NEGATIVE, POSITIVE, RowReader, Sample
-from swift.data.samples import Encoded, Segment
-from swift.data.text import Raw, Rendered, Span, Steps, Text
+from swift.data.samples import TOKEN_TYPES, Encoded, Segment
+from swift.data.text import Pair, Raw, Rendered, Span, Steps, Text
 from swift.errors import ModelError
 from swift.untrusted import json_kind
-from swift_objectives.encodings.embedding import prompt_text_of, with_media
+from swift_objectives.encodings.embedding import fitted, prompt_text_of, with_media
 
 if TYPE_CHECKING:
     from swift.data import ChatTemplate
@@ -130,14 +130,18 @@ class RerankerEncoding(Encoding):
         instruction = instruction or self._documents.instruction
         return Sample(
             query,
-            others=tuple(pair_of(query, document, instruction) for document in (*positives, *negatives)),
+            others=tuple(self.joined(query, document, instruction) for document in (*positives, *negatives)),
             values={"positives": float(len(positives))},
         )
+
+    def joined(self, query: Conversation, document: Conversation, instruction: str | None) -> Conversation:
+        """Return a query with a document, as `sequences` takes them."""
+        return pair_of(query, document, instruction)
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return a sample of all documents, or one for each that answers the query."""
         segments = yield self.sequences(row.sample.others, row.location, encoder)
-        segments = [self.scored(encoder.fit(segment)[0]) for segment in segments]
+        segments = [self.scored(self.fitted(segment, encoder)) for segment in segments]
         return EncodedRow(self._documents.samples(segments, int(row.sample.values["positives"])))
 
     def sequences(self, pairs: Sequence[Conversation], location: str, encoder: ConversationEncoder) -> Sequence[Text]:
@@ -146,6 +150,10 @@ class RerankerEncoding(Encoding):
             prompt_text_of(pair, location, encoder) if pair.media else Raw(text_of(pair.messages[-1])) for pair in pairs
         ]
 
+    def fitted(self, segment: Segment, encoder: ConversationEncoder) -> Segment:
+        """Return the tokens within data.max_length."""
+        return encoder.fit(segment)[0]
+
     def scored(self, segment: Segment) -> Segment:
         """Return the segment with weight where it is scored; raise `Unusable` where there is none."""
         return segment
@@ -153,6 +161,29 @@ class RerankerEncoding(Encoding):
     def cache_key(self) -> str:
         """Return what decides what rows become."""
         return f"{self.name} {self.version} {asdict(self._documents)}"
+
+
+class PairEncoding(RerankerEncoding):
+    """One segment per document: query and document, joined by the tokenizer of an encoder, with their token types."""
+
+    name = "pairs"
+    version = 1
+    media: frozenset[str] = frozenset()
+    token_values = (TOKEN_TYPES,)
+
+    def joined(self, query: Conversation, document: Conversation, instruction: str | None) -> Conversation:
+        """Return a query with a document as two messages."""
+        if instruction is not None:
+            raise Unusable("an instruction", "an encoder reads the query and the document alone")
+        return Conversation((query.messages[-1], document.messages[-1]), (1.0, 1.0))
+
+    def sequences(self, pairs: Sequence[Conversation], location: str, encoder: ConversationEncoder) -> Sequence[Text]:
+        """Return queries and documents for the tokenizer to join."""
+        return [Pair(*(text_of(message) for message in pair.messages)) for pair in pairs]
+
+    def fitted(self, segment: Segment, encoder: ConversationEncoder) -> Segment:
+        """Return the tokens within data.max_length; where the end is left out, the token that ends a pair stays."""
+        return fitted(segment, encoder)
 
 
 class GenerativeRerankerEncoding(RerankerEncoding):

@@ -25,7 +25,7 @@ from swift.export.verify.rendering import compare_rendering
 from swift.export.verify.seeing import compare_perceived
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
 from swift.models.adapter_file import ADAPTER_WEIGHTS
-from swift.models.classes import auto_class
+from swift.models.classes import auto_class, is_encoder
 from swift.models.heads import class_of_task, loads_in_transformers
 from swift.models.quiet import without_bitsandbytes
 from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
@@ -164,6 +164,8 @@ def _loader(source: ModelSource) -> Any:
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     task = task_of(source)
+    if is_encoder(source.config):  # AutoModel would make a pooler, which no vector needs and no export has
+        return class_of_task(source.config, task)
     if task in HEADED and not loads_in_transformers(source.config):
         return class_of_task(source.config, task)
     autos = {CAUSAL_LM: auto_class(source.config), EMBEDDING: AutoModel}
