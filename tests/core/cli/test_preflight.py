@@ -19,6 +19,7 @@ REFUSED = [
     ),
     ("--optim adamw_8bit --deepspeed zero2", "needs the position of each shard"),
     ("--attn_impl flash_attn --device cpu", "the device is cpu"),
+    ("--attn_impl flex_attention --device cpu", "flex_attention (--attn_impl) cannot be used"),
     ("--dataset chats.jsnl data.jsonl", "There is no file or folder 'data.jsonl'"),
     ("--val_dataset ./test.jsonl", "There is no file or folder './test.jsonl'"),
     ("--model ./nowhere", "Folder ./nowhere does not exist"),

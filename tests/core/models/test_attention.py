@@ -13,7 +13,7 @@ import transformers
 
 from swift.errors import ModelError
 from swift.models import attention
-from swift.models.attention import FLASH, VARLEN, choose_attention, packing_of, varlen_attention
+from swift.models.attention import FLASH, FLASH_3, FLEX, VARLEN, choose_attention, packing_of, varlen_attention
 from swift.models.build import compile_blocks
 
 QWEN = transformers.Qwen3Config()
@@ -53,6 +53,28 @@ def test_flash_attention_needs_gpu_and_half_precision(flash_attn_installed):
     assert chosen(torch.float32) == VARLEN
     with pytest.raises(ModelError, match="float32"):
         choose_attention(FLASH, QWEN, flat=True, device="cuda", dtype=torch.float32)
+
+
+def test_flash_attention_3_is_taken_on_hopper_alone(monkeypatch):
+    """The faster one is taken where it is installed and the GPU is one that it is for; else the other one is."""
+    installed = ("flash_attn", "flash_attn_interface")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in installed else found(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, expected in (((9, 0), FLASH_3), ((8, 0), FLASH), ((10, 0), FLASH)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, it=capability: it)
+        choice = choose_attention("auto", QWEN, flat=True, device="cuda", dtype=torch.bfloat16)
+        assert choice.implementation == expected
+    with pytest.raises(ModelError, match=r"flash_attention_3 cannot be used: it needs a Hopper GPU"):
+        choose_attention(FLASH_3, QWEN, flat=True, device="cuda", dtype=torch.bfloat16)
+
+
+def test_flex_attention_is_used_by_name_on_a_gpu():
+    """It needs no package and no half precision; on the CPU it has no gradient."""
+    choice = choose_attention(FLEX, QWEN, flat=True, device="cuda", dtype=torch.float32)
+    assert (choice.implementation, choice.reason) == (FLEX, "requested")
+    with pytest.raises(ModelError, match=r"flex_attention cannot be used: it needs an NVIDIA GPU"):
+        choose_attention(FLEX, QWEN, flat=True, device="cpu")
 
 
 @pytest.mark.parametrize("flat", [True, False])

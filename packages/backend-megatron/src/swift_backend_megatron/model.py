@@ -300,6 +300,11 @@ def _rates(run: Run, built: MegatronModel, meta_copy: torch.nn.Module) -> dict[i
 def _attention(run: Run, source: ModelSource, dtype: torch.dtype) -> dict[str, Any]:
     """Choose one of Transformer Engine's attention kernels; on the CPU layer there is torch's only."""
     requested, device = run.config.model.attention, run.topology.device
+    if requested in ("flash_attention_3", "flex_attention"):
+        raise UnsupportedLayout(
+            f"model.attention {requested} does not choose among the kernels of Transformer Engine.",
+            hint="Type --model.attention auto, flash_attention_2, sdpa or eager",
+        )
     if requested == "flash_attention_2":
         choose_attention(
             requested, source.config, flat=False, device=device, dtype=dtype

@@ -21,6 +21,7 @@ from swift.errors import DataError, ModelError, UsageError, did_you_mean
 from swift.models import (
     DTYPES,
     FLASH,
+    FLASHES,
     AttentionChoice,
     MediaProcessor,
     ProcessorReader,
@@ -317,7 +318,7 @@ def device_of(requested: str | None) -> str:
 
 def _attention(requested: str, model: Any, device: torch.device) -> AttentionChoice:
     name = FLASH if requested in ("flash_attn", "flash_attn_2", "flash") else requested
-    known = ("auto", FLASH, "sdpa", "eager")
+    known = ("auto", *FLASHES, "sdpa", "eager")
     if name not in known:
         raise UsageError(
             f"Invalid attention {requested!r}.{did_you_mean(requested, known)}",

@@ -66,8 +66,8 @@ class ModelOptions(Section):
         ),
     ] = Field(
         default_factory=dict,
-        description='Options of the engine: {"max_num_seqs": 64}. transformers has attention: sdpa, eager or '
-        "flash_attention_2",
+        description='Options of the engine: {"max_num_seqs": 64}. transformers has attention: sdpa, eager, '
+        "flash_attention_2 or flash_attention_3",
     )
     max_pixels: PositiveInt | None = Field(
         None, description="Downscale images with more pixels; default: as in training"

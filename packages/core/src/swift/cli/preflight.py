@@ -14,13 +14,14 @@ from typing import Any
 
 from swift.checkpoint.folders import find_checkpoint
 from swift.config.incompatibilities import (
+    GPU_ATTENTION,
     adapter_without_lora,
+    attention_needs_gpu,
     endless_stream,
-    flash_needs_gpu,
     misfit_of_start,
     never_evaluated,
+    no_attention,
     no_cuda,
-    no_flash,
     no_gpu_to_see,
     no_liger,
     no_quantiser,
@@ -85,8 +86,8 @@ def check_here(config: Config) -> None:
     if device == "cuda" and no_gpu_to_see("auto"):
         raise no_cuda()
     on_cpu = no_gpu_to_see(device)
-    if config.model.attention == "flash_attention_2" and on_cpu:
-        raise no_flash(flash_needs_gpu("cpu"))
+    if config.model.attention in GPU_ATTENTION and on_cpu:
+        raise no_attention(config.model.attention, attention_needs_gpu("cpu"))
 
 
 def _check_packages(config: Config) -> None:

@@ -49,16 +49,24 @@ def no_liger() -> SwiftError:
     )
 
 
-def no_flash(incompatibility: str) -> SwiftError:
-    """Return the error for FlashAttention where it cannot be used."""
+GPU_ATTENTION = {
+    "flash_attention_3": ", or on a Hopper GPU install flash-attn-3",
+    "flash_attention_2": ", or on a GPU: pip install 'swift-core[flash-attn]'",
+    "flex_attention": "",
+}
+"""Attention kernels that train on a GPU only, the fastest first, and what else to do to use them."""
+
+
+def no_attention(name: str, incompatibility: str) -> SwiftError:
+    """Return the error for an attention kernel where it cannot be used."""
     return ModelError(
-        f"model.attention flash_attention_2 cannot be used: {incompatibility}.",
-        hint="Type --model.attention auto, or on a GPU: pip install 'swift-core[flash-attn]'",
+        f"model.attention {name} cannot be used: {incompatibility}.",
+        hint=f"Type --model.attention auto{GPU_ATTENTION[name]}",
     )
 
 
-def flash_needs_gpu(device: str) -> str:
-    """Return why FlashAttention cannot be used on a device that is not a GPU."""
+def attention_needs_gpu(device: str) -> str:
+    """Return why such a kernel cannot be used on a device that is not a GPU."""
     return f"it needs an NVIDIA GPU, and the device is {device}"
 
 

@@ -55,7 +55,7 @@ class ModelSection(Section):
     dtype: Dtype = Field(
         "auto", description="Precision of computation; auto is bfloat16 on a GPU that supports it, else float32"
     )
-    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
+    attention: Literal["auto", "flash_attention_3", "flash_attention_2", "flex_attention", "sdpa", "eager"] = Field(
         "auto", description="Attention kernel; auto selects the fastest on this machine and prints its name"
     )
     experts_impl: Literal["auto", "eager", "batched_mm", "grouped_mm"] = Field(

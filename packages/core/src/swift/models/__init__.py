@@ -8,6 +8,7 @@ from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
     from swift.models.attention import FLASH as FLASH
+    from swift.models.attention import FLASHES as FLASHES
     from swift.models.attention import AttentionChoice as AttentionChoice
     from swift.models.attention import choose_attention as choose_attention
     from swift.models.attention import use_attention as use_attention
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "attention": "AttentionChoice FLASH choose_attention use_attention",
+        "attention": "AttentionChoice FLASH FLASHES choose_attention use_attention",
         "classes": "is_encoder",
         "config_file": "read_config",
         "load_adapter": "attach_adapter peft_config",

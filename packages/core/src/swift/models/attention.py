@@ -20,14 +20,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from swift.config.incompatibilities import flash_needs_gpu, no_flash
+from swift.config.incompatibilities import GPU_ATTENTION, attention_needs_gpu, no_attention
 from swift.errors import ModelError
 from swift.models.classes import body_class, has_encoder, is_encoder
 
 VARLEN = "swift_varlen"
 BOTH_WAYS = "swift_both_ways"
 """The kernel of encoders for samples that lie end to end; see `swift.models.attention_both_ways`."""
-FLASH = "flash_attention_2"
+FLASH, FLASH_3, FLEX = "flash_attention_2", "flash_attention_3", "flex_attention"
+FLASHES = {FLASH_3: "flash_attn_interface", FLASH: "flash_attn"}
+"""Kernels that are told where samples begin, the fastest first → their modules."""
 _SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "dense", "mlp", "moe", "sparse"})
 """Types of layers in which samples that lie end to end can be kept apart. In others, states pass from token to token,
 tokens are chosen, or chunks are counted from the row's beginning: they are called sample by sample.
@@ -78,19 +80,21 @@ def choose_attention(
     end; `dtype` is the precision of the arithmetic, where it is known.
     """
     encodes, model_class, config = is_encoder(config), body_class(config), config.get_text_config()
-    flash_incompatibility = _flash_incompatibility(config, model_class, device, dtype)
+    incompatibilities = {name: _gpu_incompatibility(name, config, model_class, device, dtype) for name in GPU_ATTENTION}
     sdpa_incompatibility = _sdpa_incompatibility(config, model_class)
-    if requested == FLASH and flash_incompatibility:
-        raise no_flash(flash_incompatibility)
+    if incompatibility := incompatibilities.get(requested):
+        raise no_attention(requested, incompatibility)
     if requested == "sdpa" and sdpa_incompatibility:
         raise ModelError(
             f"model.attention sdpa cannot be used: {sdpa_incompatibility}.",
             hint="Type --model.attention eager (or auto)",
         )
-    if requested == FLASH or (requested == "auto" and not flash_incompatibility):
-        why = "requested" if requested == FLASH else "the fastest here"
-        return AttentionChoice(FLASH, FLASH, flat, why)
-    why = "requested" if requested != "auto" else f"not flash_attention_2: {flash_incompatibility}"
+    if requested in GPU_ATTENTION:
+        return AttentionChoice(requested, requested, flat, "requested")
+    fastest = next((name for name in FLASHES if not incompatibilities[name]), None)
+    if requested == "auto" and fastest is not None:
+        return AttentionChoice(fastest, fastest, flat, "the fastest here")
+    why = "requested" if requested != "auto" else f"not {FLASH}: {incompatibilities[FLASH]}"
     if encodes and flat:
         return _both_ways(requested, config, model_class, why)
     varlen_incompatibility = _varlen_incompatibility(config, model_class)
@@ -128,7 +132,7 @@ def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.d
         choice = choose_attention(requested, config, flat=True, device=device, dtype=dtype)
     except ModelError:
         return False
-    return choice.implementation in (VARLEN, BOTH_WAYS, FLASH)
+    return choice.implementation in (VARLEN, BOTH_WAYS, *FLASHES)
 
 
 def use_attention(model: Any, choice: AttentionChoice) -> None:
@@ -331,7 +335,7 @@ def with_mask(choice: AttentionChoice, config: Any) -> AttentionChoice:
     """Return the choice for a model that attention without a mask does not fit."""
     text = config.get_text_config()
     name = "eager" if _sdpa_incompatibility(text, body_class(config)) else "sdpa"
-    why = "" if choice.name == FLASH else choice.reason.removesuffix(_UNMASKED)
+    why = "" if choice.name in FLASHES else choice.reason.removesuffix(_UNMASKED)
     return AttentionChoice(name, name, choice.flat, f"{why}{text.model_type} needs its mask{_masked(True)}")
 
 
@@ -343,14 +347,17 @@ def _masked(flat: bool) -> str:
     return "; samples are separated by a tokens x tokens mask, which is slow" if flat else ""
 
 
-def _flash_incompatibility(config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
+def _gpu_incompatibility(name: str, config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
     if not device.startswith("cuda"):
-        return flash_needs_gpu(device)
-    if importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
-    if dtype is not None and dtype not in _HALVES:
+        return attention_needs_gpu(device)
+    supported = "_supports_flex_attn" if name == FLEX else "_supports_flash_attn"
+    if name in FLASHES and importlib.util.find_spec(FLASHES[name]) is None:
+        return f"the package {'flash-attn-3' if name == FLASH_3 else 'flash-attn'} is not installed"
+    if name == FLASH_3 and torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] != 9:
+        return "it needs a Hopper GPU"
+    if name in FLASHES and dtype is not None and dtype not in _HALVES:
         return f"it does not support {str(dtype).removeprefix('torch.')}"
-    if model_class is not None and not model_class._supports_flash_attn:
+    if model_class is not None and not getattr(model_class, supported):
         return f"{config.model_type} does not support it"
     return ""
 

@@ -21,7 +21,7 @@ from swift.errors import ModelError
 from swift.models.attention import (
     BOTH_WAYS,
     CHOOSING_LAYERS,
-    FLASH,
+    FLASHES,
     VARLEN,
     AttentionChoice,
     attends_causally,
@@ -300,7 +300,7 @@ class ViewModule(nn.Module):
             inputs["packing"] = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1], device)
             # A mask of four dimensions counts as ready-made: transformers builds none of its own, and ours isn't read.
             inputs["attention_mask"] = batch.weights.new_zeros((1, 1, 1, 1))
-        elif self.attention.implementation == FLASH:
+        elif self.attention.implementation in FLASHES:
             packing = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1])
             edges = edges_on(batch.input_ids.device, [0, *np.cumsum(packing.lengths).tolist()])
             inputs |= {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
@@ -331,7 +331,7 @@ class ViewModule(nn.Module):
         """Compute as in evaluation, and nothing in FP8 or compiled: for a few tokens of shapes that come once."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
-        flash = self.attention.implementation == FLASH  # has no fp32 arithmetic
+        flash = self.attention.implementation in FLASHES  # has no fp32 arithmetic
         compiled = any(module._compiled_call_impl is not None for module in self.modules())
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
@@ -462,7 +462,7 @@ class ViewModule(nn.Module):
     def _separate_samples(self) -> None:
         """Let modules that mix packed samples see one sample at a time: those of which a small copy needs it."""
         search = self._searched()
-        without_mask = self.attention.implementation in (VARLEN, FLASH) and self.attention.reason != "requested"
+        without_mask = self.attention.implementation in (VARLEN, *FLASHES) and self.attention.reason != "requested"
         if not self._small_agrees and search is not None and without_mask:
             self.attention = with_mask(self.attention, self.causal_lm.config)
             use_attention(self.causal_lm, self.attention)

@@ -225,7 +225,8 @@ DTYPES: dict[str, Settings] = {
     **_each("model.dtype", "float16", "fp16", "half", value="float16"),
 }
 ATTENTION: dict[str, Settings] = {
-    **_each("model.attention", "auto", "flash_attention_2", "sdpa", "eager"),
+    **_each("model.attention", "auto", "flash_attention_3", "flash_attention_2", "flex_attention", "sdpa", "eager"),
+    **_each("model.attention", "flash_attn_3", "fa3", value="flash_attention_3"),
     **_each("model.attention", "flash_attn", "flash_attn_2", "flash", "fa2", value="flash_attention_2"),
 }
 FLASH: dict[str, Settings] = {

@@ -145,7 +145,7 @@ def translate(run: RecipeImport) -> None:
     checkpointing = run.take("gradient_checkpointing")
     run.set("train.gradient_checkpointing", not is_off(checkpointing), "gradient_checkpointing")
     attention = run.take("attn_implementation")
-    if attention in ("flash_attention_2", "sdpa", "eager"):
+    if attention in ("flash_attention_3", "flash_attention_2", "flex_attention", "sdpa", "eager"):
         run.set("model.attention", attention, "attn_implementation")
     elif attention is not None:
         run.changed("attn_implementation", attention, "the fastest kernel on the machine is used")

@@ -191,7 +191,7 @@ def _precision(run: RecipeImport) -> None:
         "model.torch_dtype" if dtype else f"{NAME}'s default",
     )
     attention = run.take("model.attn_implementation")
-    if attention in ("sdpa", "eager", "flash_attention_2"):
+    if attention in ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"):
         run.set("model.attention", attention, "model.attn_implementation")
 
 
