@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -106,6 +107,8 @@ class ViewModule(nn.Module):
         """Of what is probed on a small copy; kept, as FSDP gives the modules classes of its own."""
         self.by_sample: list[nn.Module] = []
         """Modules that see each sample of a packed row alone, as they would mix samples otherwise."""
+        self._ratio = 1.5
+        """How much longer than a sample a batch may be that such modules compute."""
         self._small_agrees: bool | None = None
         """Whether a small copy computes packed samples as each of them alone; None where there is no copy."""
         if checked and attention.flat and self.separates:
@@ -197,7 +200,7 @@ class ViewModule(nn.Module):
         lengths = (
             () if batch.boundaries is None else packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1]).lengths
         )
-        with Row(lengths) if self.by_sample else nullcontext():
+        with Row(lengths, self._ratio) if self.by_sample else nullcontext():
             return model(**self.inputs(batch), **self._of_media(batch))
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
@@ -418,6 +421,7 @@ class ViewModule(nn.Module):
         view = ViewModule(small, attention=on_cpu(self.attention, config), checked=False)
         view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
         view.own_logits = view._unembeds
+        view._ratio = math.inf  # so that the shortest samples are padded beyond every limit
         return view
 
     @torch.no_grad()
