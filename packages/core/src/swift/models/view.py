@@ -448,9 +448,9 @@ class ViewModule(nn.Module):
     def _refuse_unproven_layers(self, search: Search | None) -> None:
         """Refuse types of layers that are known to mix samples, and in which nothing has been found that does."""
         config = self.causal_lm.config.get_text_config()
-        unproven = {*mixing_layers(config)} - CHOOSING_LAYERS
+        unproven = {*mixing_layers(config)}
         if search is not None and self._small_agrees:
-            unproven -= search.types_of_layers()
+            unproven -= search.types_of_layers() | CHOOSING_LAYERS
         if unproven:
             raise ModelError(
                 f"{config.model_type} has {', '.join(sorted(unproven))} layers, and swift cannot keep packed samples "
@@ -470,8 +470,6 @@ class ViewModule(nn.Module):
                 if self._small_agrees or not view._search_on(search):
                     break
             except Exception:  # whatever a model's own code raises when it is called in parts
-                if not search.found:
-                    raise
                 self._small_agrees = False
                 break
         return search
@@ -483,7 +481,7 @@ class ViewModule(nn.Module):
 
         def row(lengths: Sequence[int]) -> int:
             batch = self.probe(lengths)
-            self._hidden(batch) if not self.own_logits else [*self.logits(batch)]
+            self._numbers(batch)
             return batch.input_ids.shape[1]
 
         with torch.autocast("cpu", enabled=False):
@@ -492,13 +490,15 @@ class ViewModule(nn.Module):
         return found
 
     def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
+        return self._agree(self._numbers(batch), torch.cat(expected))
+
+    def _numbers(self, batch: MicroBatch) -> torch.Tensor:
+        """Return what `own_numbers` does, of samples in one batch."""
         if self._unembeds:
-            logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
-            found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
-        else:
-            hidden = self._hidden(batch)
-            found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
-        return self._agree(found, torch.cat(expected))
+            logps: torch.Tensor = self(batch, {Need.TOKEN_LOGPS}).token_logps
+            return torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
+        hidden = self._hidden(batch)
+        return torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
 
     def _agree(self, found: torch.Tensor, reference: torch.Tensor) -> bool:
         exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)
