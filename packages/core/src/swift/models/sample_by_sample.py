@@ -30,8 +30,6 @@ Kind = tuple[str, str]
 """The path of a module below the decoder without its numbers, and its class: alike in a model and its small copy."""
 Dimensions = Mapping[str, tuple[int, ...]]
 """Of each tensor in the arguments or the output of a module, by its path there: which dimensions count tokens."""
-_WASTE = 1.5
-"""How much longer than a sample the batch may be in which it is computed."""
 _OF_KERNELS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
 """What FlashAttention is told about a whole row; without it, it takes each row of a batch for one sample."""
 
@@ -39,8 +37,10 @@ _OF_KERNELS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_
 class Row(AbstractContextManager["Row"]):
     """The samples that lie end to end in the row that is computed inside; without lengths, each row is a sample."""
 
-    def __init__(self, lengths: Sequence[int] = ()) -> None:
+    def __init__(self, lengths: Sequence[int] = (), ratio: float = 1.5) -> None:
         self.lengths = lengths
+        self.ratio = ratio
+        """How much longer than a sample the batch may be in which it is computed."""
         self.starts = [0, *accumulate(lengths)][:-1]
         self._outer: list[Token[Row | None]] = []
         self._indexes: dict[torch.device, tuple[list[torch.Tensor], torch.Tensor]] = {}
@@ -62,7 +62,7 @@ class Row(AbstractContextManager["Row"]):
             order = lengths.argsort(descending=True, stable=True).tolist()
             batches: list[list[int]] = []
             for number in order:
-                if batches and self.lengths[batches[-1][0]] <= _WASTE * self.lengths[number]:
+                if batches and self.lengths[batches[-1][0]] <= self.ratio * self.lengths[number]:
                     batches[-1].append(number)
                 else:
                     batches.append([number])
@@ -423,5 +423,7 @@ def _token_dimensions(shapes: Iterable[tuple[int, torch.Size]]) -> tuple[int, ..
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.is_complex():
+        found, expected = torch.view_as_real(found), torch.view_as_real(expected)
     found, expected = found.double(), expected.double()
     return bool(((found - expected).abs() <= 1e-4 * (1 + expected.abs())).all())

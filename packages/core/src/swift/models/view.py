@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -116,6 +117,8 @@ class ViewModule(nn.Module):
         """Of what is probed on a small copy; kept, as FSDP gives the modules classes of its own."""
         self.by_sample: list[nn.Module] = []
         """Modules that see each sample of a packed row alone, as they would mix samples otherwise."""
+        self._ratio = 1.5
+        """How much longer than a sample a batch may be that such modules compute."""
         self._small_agrees: bool | None = None
         """Whether a small copy computes packed samples as each of them alone; None where there is no copy."""
         if checked and attention.flat and self.separates:
@@ -227,7 +230,7 @@ class ViewModule(nn.Module):
         lengths = (
             () if batch.boundaries is None else packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1]).lengths
         )
-        with Row(lengths) if self.by_sample else nullcontext():
+        with Row(lengths, self._ratio) if self.by_sample else nullcontext():
             return model(**self.inputs(batch), **self._of_media(batch))
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
@@ -451,6 +454,7 @@ class ViewModule(nn.Module):
         view = ViewModule(small, attention=on_cpu(self.attention, config), checked=False)
         view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
         view.own_logits = view._unembeds
+        view._ratio = math.inf  # so that the shortest samples are padded beyond every limit
         return view
 
     @torch.no_grad()
@@ -477,9 +481,9 @@ class ViewModule(nn.Module):
     def _refuse_unproven_layers(self, search: Search | None) -> None:
         """Refuse types of layers that are known to mix samples, and in which nothing has been found that does."""
         config = self.causal_lm.config.get_text_config()
-        unproven = {*mixing_layers(config)} - CHOOSING_LAYERS
+        unproven = {*mixing_layers(config)}
         if search is not None and self._small_agrees:
-            unproven -= search.types_of_layers()
+            unproven -= search.types_of_layers() | CHOOSING_LAYERS
         if unproven:
             raise ModelError(
                 f"{config.model_type} has {', '.join(sorted(unproven))} layers, and swift cannot keep packed samples "
@@ -499,8 +503,6 @@ class ViewModule(nn.Module):
                 if self._small_agrees or not view._search_on(search):
                     break
             except Exception:  # whatever a model's own code raises when it is called in parts
-                if not search.found:
-                    raise
                 self._small_agrees = False
                 break
         return search
@@ -512,7 +514,7 @@ class ViewModule(nn.Module):
 
         def row(lengths: Sequence[int]) -> int:
             batch = self.probe(lengths)
-            self._hidden(batch) if not self.own_logits else [*self.logits(batch)]
+            self._numbers(batch)
             return batch.input_ids.shape[1]
 
         with torch.autocast("cpu", enabled=False):
@@ -521,15 +523,16 @@ class ViewModule(nn.Module):
         return found
 
     def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
+        agree = self._agree(self._numbers(batch), torch.cat(expected))
+        return agree and (self._encoder is None or not self._encoder.has_head or self._scores_agree(batch))
+
+    def _numbers(self, batch: MicroBatch) -> torch.Tensor:
+        """Return what `own_numbers` does, of samples in one batch."""
         if self._unembeds:
-            logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
-            found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
-        else:
-            hidden = self._hidden(batch)
-            found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
-            if self._encoder is not None and self._encoder.has_head and not self._scores_agree(batch):
-                return False
-        return self._agree(found, torch.cat(expected))
+            logps: torch.Tensor = self(batch, {Need.TOKEN_LOGPS}).token_logps
+            return torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
+        hidden = self._hidden(batch)
+        return torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
 
     def _scores_agree(self, batch: MicroBatch) -> bool:
         """Return whether the scores of an encoder are those of its own head, sample by sample."""
