@@ -94,6 +94,16 @@ def test_numbers_are_those_of_dequantized_weights(name: str, kind: str, tmp_path
         quantised.gradient_checkpointing_disable()
 
 
+@pytest.mark.parametrize(("name", "layer"), [("jamba", "dt_proj"), ("longcat_flash", "classifier")])
+def test_weights_that_code_reads_are_left_whole(name: str, layer: str, tmp_path: Path) -> None:
+    """The mixer of Jamba and the router of LongCat multiply with `self.LAYER.weight` themselves."""
+    quantised, plain = pair(name, tmp_path, "bnb-nf4")
+    assert all(type(module) is torch.nn.Linear for path, module in quantised.named_modules() if path.endswith(layer))
+    (loss, gradient), (found, its_gradient) = step(plain), step(quantised)
+    torch.testing.assert_close(found, loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(its_gradient, gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:2])
 def test_no_weight_stays_dense_between_passes(
     implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
