@@ -229,7 +229,9 @@ class MediaProcessor:
         `contents` are kinds and what `open` returned.
         """
         made = self._call(contents)
-        return {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
+        tensors = {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
+        # As others do it: Llama 4's computes in bfloat16, which an encoder in fp32 does not take.
+        return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
 
     def open(self, each: MediaRef) -> Any:
         """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
@@ -367,7 +369,10 @@ _MAKERS = frozenset({"image_processor", "feature_extractor", "audio_processor"})
 def _placeholder(processor: Any, kind: str) -> str | None:
     """Return what stands for one of a kind in a text; None where the processor does not take it."""
     made_by = {"image": getattr(processor, "image_processor", None), "audio": _audio_part(processor)}.get(kind)
-    return None if made_by is None else getattr(processor, f"{kind}_token", None)
+    if made_by is None:
+        return None
+    # What templates write, where it is another token than the one that it becomes (Qianfan-OCR's).
+    return getattr(processor, f"{kind}_placeholder_token", None) or getattr(processor, f"{kind}_token", None)
 
 
 def _audio_part(processor: Any) -> Any:
