@@ -223,6 +223,10 @@ class MediaProcessor:
         """Return what takes the place of the placeholders of whole files."""
         return self._expanded([(each.kind, self.open(each)) for each in seen])
 
+    def of_blank(self, seen: Sequence[MediaRef]) -> list[str]:
+        """Return the same for something blank as large."""
+        return self._expanded([(each.kind, self._blank(each)) for each in seen])
+
     def inputs(self, contents: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the inputs of the model's encoders for some media, as the processor names them.
 
@@ -230,6 +234,12 @@ class MediaProcessor:
         """
         made = self._call(contents)
         tensors = {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
+        if unknown := [name for name in tensors if name.endswith("token_type_ids")]:
+            raise ModelError(
+                f"The processor of this model returns {unknown[0]}, kinds of tokens that swift does not tell apart. "
+                "swift does not train it on images yet.",
+                hint="Leave images out of the rows, or choose another model.",
+            )
         # As others do it: Llama 4's computes in bfloat16, which an encoder in fp32 does not take.
         return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
 
@@ -244,11 +254,7 @@ class MediaProcessor:
     def read(self, reference: MediaRef) -> Any:
         """Return what a reference names; raise what decoders raise, and `OSError` for what has changed."""
         if reference.source == BLANK:
-            if reference.kind == "audio":
-                return np.zeros(length_at(reference.frames, reference.rate, self.rate), np.float32)
-            from PIL import Image
-
-            return Image.new("RGB", (reference.width, reference.height))
+            return self._blank(reference)
         if reference.size and Path(reference.source).stat().st_size != reference.size:
             raise OSError("it has changed since it was tokenized")
         content = self.open(reference)
@@ -259,6 +265,16 @@ class MediaProcessor:
         elif content.size != self.size_of(reference.width, reference.height):
             raise OSError(f"it has {content.width}×{content.height} pixels, but its header declares another size")
         return content
+
+    def _blank(self, reference: MediaRef) -> Any:
+        """Return silence or an image of the size that the processor is given."""
+        if reference.kind == "audio":
+            return np.zeros(length_at(reference.frames, reference.rate, self.rate), np.float32)
+        from PIL import Image
+
+        # Not of one color: a model that mixes images in a batch would mix what is the same.
+        size = self.size_of(reference.width, reference.height)
+        return Image.radial_gradient("L").resize(size).convert("RGB")
 
     def smallest(self, kind: str) -> MediaRef:
         """Return a reference to something blank that costs little: what stands in where a process has none."""
@@ -311,8 +327,13 @@ class MediaProcessor:
         """Return all that the processor makes of media and a text after them: tokens, and inputs of the encoders."""
         return dict(self._call(contents, text))
 
+    def _prompted(self, kind: str) -> str:
+        """Return what stands for one of a kind in a prompt, as in the chat template: some processors insist on it."""
+        before, after = self._around(kind) if self._tells else ("", "")
+        return f"{before}{self.placeholders[kind]}{after}"
+
     def _call(self, contents: Sequence[tuple[str, Any]], text: str = "", **options: Any) -> Any:
-        prompt = ["".join(self.placeholders[kind] for kind, _ in contents) + text]
+        prompt = ["".join(self._prompted(kind) for kind, _ in contents) + text]
         given: dict[str, list[Any]] = {}
         for kind, content in contents:
             given.setdefault(_ARGUMENTS[kind], []).append(content)

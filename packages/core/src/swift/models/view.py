@@ -243,10 +243,9 @@ class ViewModule(nn.Module):
         rows = None if batch.media is None else batch.media.positions
         if rows is None:
             return batch.position_ids.expand(4, *batch.position_ids.shape)
-        own = batch.position_ids
         if batch.boundaries is None:  # no row holds more than one sample, whatever stands in its padding
-            own = torch.arange(own.shape[1], device=own.device).expand_as(own)
-        return torch.cat([own[None], rows])
+            return rows
+        return torch.cat([batch.position_ids[None], rows])
 
     @torch.no_grad()
     def self_check(self) -> None:
@@ -307,7 +306,8 @@ class ViewModule(nn.Module):
             )
 
     def _image_samples(self, reader: ProcessorReader) -> list[Encoded]:
-        return [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
+        # The first is no multiple of a patch, and smaller than another one: it is padded only in a batch.
+        return [reader.probe([(90, 61)]), reader.probe([(84, 56), (56, 112)])]
 
     def _own_numbers(self, batch: MicroBatch) -> torch.Tensor:
         """Return what the model by itself makes of one sample with images."""
