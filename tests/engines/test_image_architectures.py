@@ -19,9 +19,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.json"
 LISTED: dict[str, dict[str, Any]] = json.loads(PAGE.read_text(encoding="utf-8"))["images"]["types"]
 SELECTED = {
     "gemma3": "images that are read in both directions",
+    "idefics2": "images that are padded to the largest of a batch: refused",
     "idefics3": "tiles, with a number of them of each sample",
     "internvl": "tiles, and patches shuffled into channels",
     "llava_next": "tiles of which the padding is left out",
+    "minicpmv4_6": "a number before each image of a text",
     "qwen2_5_vl": "patches in one row, positions in three rows, windows",
     "qwen3_vl": "features added to deeper layers",
 }
@@ -32,6 +34,7 @@ WITH_TORCHVISION = {
     "gemma4": "positions of patches, padded",
     "janus": "features of an encoder that the class itself does not name",
     "lfm2_vl": "patches that are padded, of tiles of several sizes",
+    "minimax_m3_vl": "an encoder that attends across the images of a batch: refused",
     "mistral3": "a list of images of several sizes",
     "smolvlm": "a processor with its part for videos",
 }

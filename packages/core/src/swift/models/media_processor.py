@@ -422,13 +422,12 @@ def _named_in(folder: Path) -> str | None:
 
 
 def _processor_class(config: Any, folder: Path) -> Any:
-    import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     from transformers.utils import is_torchvision_available
 
     # What a folder names comes first: Pixtral is a LLaVA with another processor.
     names = (_named_in(folder), PROCESSOR_MAPPING_NAMES.get(config.model_type))
-    found = (getattr(transformers, name, None) for name in names if isinstance(name, str))
+    found = (_named_class(name) for name in names if isinstance(name, str))
     kind = next((each for each in found if getattr(each, "is_dummy", False) or hasattr(each, "get_attributes")), None)
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
@@ -441,6 +440,16 @@ def _processor_class(config: Any, folder: Path) -> Any:
     if _OF_VIDEOS in kind.get_attributes() and not (is_torchvision_available() and _tells_of_videos(folder)):
         return without_video_processor(kind)
     return kind
+
+
+def _named_class(name: str) -> Any:
+    import transformers
+
+    try:
+        return getattr(transformers, name, None)
+    except ImportError as error:  # of a file that imports torchvision, as Gemma 4's
+        reason = first_line(error.__cause__ or error)
+        raise ModelError(f"This model's image processor {name} cannot be imported: {reason}", hint=_INSTALL) from error
 
 
 def _tells_of_videos(folder: Path) -> bool:
