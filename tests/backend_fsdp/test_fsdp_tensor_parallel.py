@@ -60,11 +60,11 @@ def test_experts_resume_on_torch_and_back(name: str, tmp_path: Path) -> None:
         job = partial(_train, model, tmp_path, f"after-{steps}", steps, resume, settings)
         parts.append(succeeded(on_processes(processes, job)[0])[0])
     found = [loss for part in parts for loss in part.losses[-2:]]
-    assert found == pytest.approx(whole.losses, rel=1e-5)
+    assert found == pytest.approx(whole.losses, rel=1e-4)
     weights, expected = (_weights(tmp_path / f"{run}-hf") for run in ("after-6", "whole"))
     assert weights.keys() == expected.keys()
     for tensor, values in expected.items():
-        assert torch.allclose(weights[tensor], values, atol=1e-5), tensor
+        assert torch.allclose(weights[tensor], values, atol=1e-4), tensor
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -141,8 +141,10 @@ def _probe(name: str) -> Iterator[tuple[Any, Any]]:
         dist.destroy_process_group()
 
 
-def test_small_copy_has_heads_to_divide() -> None:
-    """A copy for four processes has four heads of keys too, however few the divided model would have."""
+def test_small_copy_can_be_divided() -> None:
+    """A copy for four processes has four heads of keys too, and a width of four parts, whatever dividing leaves."""
     model = tiny_model("llama")
+    model.config.intermediate_size = 90
     small = shrunk_model(type(model.get_decoder()), model.config, ways=4)
     assert small.config.num_attention_heads == small.config.num_key_value_heads == 4
+    assert small.config.intermediate_size == 92
