@@ -102,7 +102,7 @@ def _divisible(small: Any, ways: int) -> None:
     for name, value in [*vars(small).items()]:
         if _is_count(value) and _MLP_WIDTHS.search(name):
             setattr(small, name, value + -value % ways)
-    keys = getattr(small, "num_key_value_heads", None)
+    keys: Any = getattr(small, "num_key_value_heads", None)
     if _is_count(keys) and keys % ways:
         small.num_key_value_heads = small.num_attention_heads
 
