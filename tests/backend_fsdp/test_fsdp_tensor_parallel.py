@@ -53,18 +53,17 @@ def test_experts_resume_on_torch_and_back(name: str, tmp_path: Path) -> None:
     """Two steps under TP, two on torch, two under TP and FSDP: losses and weights are those of six steps on torch."""
     model = write_tiny(name, tmp_path / "model")
     (whole,) = succeeded(on_processes(1, partial(_train, model, tmp_path, "whole", 6, None, {}))[0])
-    parts: list[Trained] = []
     preload("fsdp")
+    resume = None
     for steps, processes, settings in ((2, 2, TP), (4, 1, {}), (6, 4, TP)):
-        resume = None if not parts else str(parts[-1].folder)
-        job = partial(_train, model, tmp_path, f"after-{steps}", steps, resume, settings)
-        parts.append(succeeded(on_processes(processes, job)[0])[0])
-    found = [loss for part in parts for loss in part.losses[-2:]]
-    assert found == pytest.approx(whole.losses, rel=1e-5)
-    weights, expected = (_weights(tmp_path / f"{run}-hf") for run in ("after-6", "whole"))
+        job = partial(_train, model, tmp_path, "parts", steps, resume, settings)
+        run = succeeded(on_processes(processes, job)[0])[0]
+        resume = str(run.folder)
+    assert run.losses == pytest.approx(whole.losses, rel=1e-4)
+    weights, expected = (_weights(tmp_path / f"{name}-hf-6") for name in ("parts", "whole"))
     assert weights.keys() == expected.keys()
     for tensor, values in expected.items():
-        assert torch.allclose(weights[tensor], values, atol=1e-5), tensor
+        assert torch.allclose(weights[tensor], values, atol=1e-4), tensor
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -81,7 +80,7 @@ def _train(model: Path, output: Path, name: str, steps: int, resume: str | None,
         "checkpoint.save_last": True,
         "checkpoint.resume": resume,
         "export.to": "hf",
-        "export.out": str(output / f"{name}-hf"),
+        "export.out": str(output / f"{name}-hf-{steps}"),
         "logging.run_name": name,
     }
     return run_training(model, output, ROWS, settings)
@@ -141,8 +140,10 @@ def _probe(name: str) -> Iterator[tuple[Any, Any]]:
         dist.destroy_process_group()
 
 
-def test_small_copy_has_heads_to_divide() -> None:
-    """A copy for four processes has four heads of keys too, however few the divided model would have."""
+def test_small_copy_can_be_divided() -> None:
+    """A copy for four processes has four heads of keys too, and a width of four parts, whatever dividing leaves."""
     model = tiny_model("llama")
+    model.config.intermediate_size = 90
     small = shrunk_model(type(model.get_decoder()), model.config, ways=4)
     assert small.config.num_attention_heads == small.config.num_key_value_heads == 4
+    assert small.config.intermediate_size == 92

@@ -39,9 +39,8 @@ class _Rows(RowwiseParallel):
     def _prepare_output_fn(  # torch counts its arguments
         output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: DeviceMesh
     ) -> torch.Tensor:
-        whole: torch.Tensor = RowwiseParallel._prepare_output_fn(
-            output_layouts, use_local_output, mod, outputs, device_mesh
-        )
+        prepare: Any = RowwiseParallel._prepare_output_fn
+        whole: torch.Tensor = prepare(output_layouts, use_local_output, mod, outputs, device_mesh)
         return whole.clone()
 
 
@@ -133,15 +132,14 @@ class _LocalForward:
     ) -> None:
         self.module, self.cuts, self.group = module, cuts, group
         self._forward = module.forward
-        module.forward = self.sum if adds else self.part
+        # How many tokens an expert gets is known only when they come.
+        module.forward = torch.compiler.disable(self.sum if adds else self.part)
 
-    @torch.compiler.disable
     def part(self, *given: Any, **named: Any) -> Any:
         """Compute with the shards."""
         with self._local_parameters():
             return self._forward(*given, **named)
 
-    @torch.compiler.disable
     def sum(self, *given: Any, **named: Any) -> torch.Tensor:
         """Compute with the shards, and add up what comes of all of them."""
         output = self.part(*map(self._copied, given), **{name: self._copied(each) for name, each in named.items()})

@@ -76,7 +76,7 @@ class Probe:
     """A small copy of the model, the same on all processes, and its own numbers."""
 
     def __init__(self, small: Any, mesh: DeviceMesh, apply: Apply) -> None:
-        device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+        device = torch.device(mesh.device_type)  # the current one
         self.small, self.mesh, self.apply = small.to(device), mesh, apply
         vocabulary = self.small.get_input_embeddings().weight.shape[0]
         self.ids = torch.arange(1, _TOKENS + 1, device=device)[None] * 7919 % vocabulary

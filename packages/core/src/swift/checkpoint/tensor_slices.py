@@ -112,7 +112,7 @@ def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[Te
     if rows:
         stop = position + rows * inner
         corner = (position // inner, *([0] * (len(shape) - 1)))
-        slices.append((corner, view[position - start : stop - start].unflatten(0, (rows, *shape[1:]))))
+        slices.append((corner, view[position - start : stop - start].view(rows, *shape[1:], *view.shape[1:])))
         position = stop
     if position < end:
         slices += within_one_row(position, end)

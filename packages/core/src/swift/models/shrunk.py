@@ -38,6 +38,7 @@ _WIDTHS = re.compile(
     r"|^word_embed_proj_dim$|^(mamba_dt|time_step)_rank$"
 )
 """Widths and numbers of heads. Indexers keep their heads: the scores of a few would often be equal, at zero."""
+_MLP_WIDTHS = re.compile(r"intermediate_size|ffn_dim$|ffn_hidden_size$|^n_inner$|^dff$|^dim_ff$")
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$|^zero_expert_num$")
 _CAPPED = {
     "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "top_k_experts": 2,
@@ -98,8 +99,11 @@ def shrunk_model(model_class: type[nn.Module], config: Any, *, ways: int = 1) ->
 
 
 def _divisible(small: Any, ways: int) -> None:
-    """Give a copy as many heads of keys as of queries, where too few are left to be divided."""
-    keys = getattr(small, "num_key_value_heads", None)
+    """Give a copy as many heads of keys as of queries, where too few are left to be divided, and widths that can be."""
+    for name, value in [*vars(small).items()]:
+        if _is_count(value) and _MLP_WIDTHS.search(name):
+            setattr(small, name, value + -value % ways)
+    keys: Any = getattr(small, "num_key_value_heads", None)
     if _is_count(keys) and keys % ways:
         small.num_key_value_heads = small.num_attention_heads
 
