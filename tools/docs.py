@@ -249,38 +249,36 @@ def architectures_page(results: dict[str, Any], encoders: dict[str, Any]) -> str
 
 def _encoders(results: dict[str, Any]) -> list[str]:
     """Return the section of encoders: for which tasks each trains in which layout."""
-    types = results["types"]
+    facts, types = results["facts"], results["types"]
     columns = list(dict.fromkeys(cell for tasks in types.values() for cells in tasks.values() for cell in cells))
     rows = [f"| type | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     refused: dict[str, list[str]] = {}
     for name, tasks in types.items():
-        cells = [
-            [task for task, each in tasks.items() if each.get(column, {}).get("result") == "equal"]
-            for column in columns
-        ]
-        rows.append(f"| `{name}` | {' | '.join(_tasks(each) for each in cells)} |")
-        for each in tasks.values():
-            for verdict in each.values():
-                if verdict["result"] == "refused":
-                    names = refused.setdefault(_general(verdict["note"], name), [])
-                    names.extend([name] if name not in names else [])
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    sentences = [f"- {sentence} ({', '.join(f'`{name}`' for name in names)})" for sentence, names in refused.items()]
+        rows.append(f"| `{name}` | {' | '.join(_tasks(tasks, column) for column in columns)} |")
+        notes = {each["note"] for cells in tasks.values() for each in cells.values() if each["result"] == "refused"}
+        for sentence in sorted({_general(note, name) for note in notes}):
+            refused.setdefault(sentence, []).append(name)
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return [
         "## Encoders",
-        "Each encoder of text in transformers, trained in the same way for the tasks `embedding` (InfoNCE of mean "
-        "vectors), `reranker` (pairs as the tokenizer joins them) and `seq_cls`. **all**: losses and gradient norms "
-        "of all three equal those of plain transformers; the export makes the expected vectors and scores. Megatron "
-        "trains no encoder.",
-        f"Command: `{results['command']}`. Versions: {versions}.",
+        "Encoders of text in transformers, trained in the same way for the tasks `embedding` (InfoNCE of mean "
+        "vectors), `reranker` (pairs as the tokenizer joins them) and `seq_cls`. **all**: losses and gradient norms of "
+        "all three equal those of plain transformers, and the export makes the expected vectors and scores. An empty "
+        "cell was not tried. Megatron trains no encoder.",
+        f"Command: `{facts['command']}`. Versions: {versions}.",
         "\n".join(rows),
         "Refusals:",
-        "\n".join(sentences),
+        "\n".join(f"- {text} ({', '.join(f'`{name}`' for name in names)})" for text, names in refused.items()),
     ]
 
 
-def _tasks(found: list[str]) -> str:
-    return "all" if len(found) == 3 else ", ".join(found) or "refused"
+def _tasks(tasks: dict[str, Any], column: str) -> str:
+    """Return the tasks for which a type trains in a layout; an empty string where none was tried."""
+    tried = {task: cells[column]["result"] for task, cells in tasks.items() if column in cells}
+    equal = [task for task, result in tried.items() if result == "equal"]
+    if tried and len(equal) == len(tasks):
+        return "all"
+    return ", ".join(equal) or ("refused" if tried else "")
 
 
 def _types_with_images(results: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -27,35 +27,33 @@ sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 def main(arguments: Sequence[str]) -> int:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TQDM_DISABLE="1")
     cells_of = import_module("encoder_cells")
+    earlier = json.loads(RESULTS.read_text(encoding="utf-8")) if arguments and RESULTS.is_file() else {}
     names = list(arguments) or cells_of.encoder_types()
+    types, not_made = earlier.get("types", {}), earlier.get("not_made", {})
+    for name in names:
+        types.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="swift-encoders-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        table, not_made = sweep(names, Path(folder))
-        table = json.loads(json.dumps(table).replace(f"{folder}/", ""))
+        for step in sweep(names, Path(folder), types, not_made):
+            print(step, flush=True)
+            write(json.loads(json.dumps(types).replace(f"{folder}/", "")), not_made)
     bad = [
         f"{name}, {task}, {cell}: {verdict['result']}: {verdict['note']}"
-        for name, tasks in table.items()
-        for task, cells in tasks.items()
+        for name in names
+        for task, cells in types.get(name, {}).items()
         for cell, verdict in cells.items()
         if verdict["result"] in ("wrong", "error")
     ]
     print(*bad, sep="\n")
-    earlier = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"types": {}, "not_made": {}}
-    known = {**earlier["types"], **table}
-    facts = {"command": "make encoders", "versions": {name: version(name) for name in ENGINES}}
-    facts["not_made"] = {**earlier["not_made"], **not_made} if arguments else not_made
-    facts["types"] = {name: known[name] for name in sorted(known)}
-    RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(f"encoders: wrote {RESULTS.relative_to(ROOT)}")
     return 1 if bad else 0
 
 
-def sweep(names: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the verdicts by type, task and column, and why some types have no tiny model."""
+def sweep(
+    names: Sequence[str], folder: Path, types: dict[str, dict[str, dict[str, Any]]], not_made: dict[str, str]
+) -> Iterator[str]:
+    """Fill in the verdicts by type, task and column, or why a type has no tiny model, and yield what is done."""
     cells_of = import_module("encoder_cells")
-    subjects: list[Any] = []
-    table: dict[str, dict[str, dict[str, Any]]] = {}
-    not_made: dict[str, str] = {}
+    subjects = []
     for name in names:
         for task in cells_of.TASKS:
             try:
@@ -64,17 +62,23 @@ def sweep(names: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str,
                 not_made[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
                 continue
             found = cells_of.encoder_verdicts(subject)
-            table.setdefault(name, {})[task] = {cell: vars(verdict) for cell, verdict in found.items()}
+            types.setdefault(name, {})[task] = {cell: vars(verdict) for cell, verdict in found.items()}
             subjects.append(subject)
-        print(name, flush=True)
+        yield name
     for cell in cells_of.CELLS:
         if cell.processes == 1:
             continue
-        chosen = [each for each in subjects if table[each.name][each.task]["padded"]["result"] == "equal"]
+        chosen = [each for each in subjects if types[each.name][each.task]["padded"]["result"] == "equal"]
         for subject, verdict in zip(chosen, cells_of.encoder_verdicts_together(cell, chosen), strict=True):
-            table[subject.name][subject.task][cell.name] = vars(verdict)
-        print(cell.name, flush=True)
-    return table, not_made
+            types[subject.name][subject.task][cell.name] = vars(verdict)
+        yield cell.name
+
+
+def write(types: dict[str, Any], not_made: dict[str, str]) -> None:
+    """Write what `make docs` makes the section of."""
+    facts = {"command": "make encoders", "versions": {name: version(name) for name in ENGINES}, "not_made": not_made}
+    lines = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(types[name])}" for name in sorted(types))
+    RESULTS.write_text(f'{{\n "facts": {json.dumps(facts)},\n "types": {{\n  {lines}\n }}\n}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

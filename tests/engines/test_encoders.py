@@ -56,9 +56,10 @@ SHARDED = [("bert", "embedding"), ("albert", "reranker"), ("modernbert", "seq_cl
 QUICK = [("bert", "reranker"), ("roberta", "seq_cls"), ("modernbert", "embedding")]
 
 
-@pytest.mark.parametrize(("name", "task"), tiered(NAMES, QUICK))
-def test_encoder_trains_like_transformers(name: str, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", tiered(NAMES, QUICK), ids="-".join)
+def test_encoder_trains_like_transformers(named: tuple[str, str], tmp_path: Path) -> None:
     """Padded, without padding and with adapters, from the first loss to the export; other layouts are refused."""
+    name, task = named
     found = encoder_verdicts(EncoderSubject(name, tmp_path, task))
     refused = found.pop("padding-free") if name in PADDED_ONLY else None
     assert found == dict.fromkeys(found, Verdict("equal"))

@@ -58,7 +58,7 @@ open("found.json", "w").write(json.dumps({**found, "before": before, "after": af
 SETTINGS: dict[str, Any] = {
     "objective.name": "embedding", "objective.temperature": 0.05, "train.max_steps": STEPS,
     "train.global_batch": len(ROWS), "train.micro_batch": 4, "optim.lr": 1e-4, "optim.schedule": "constant",
-    "optim.warmup_steps": 0, "optim.weight_decay": 0.0, "optim.betas": [0.9, 0.999], "export.to": "hf",
+    "optim.warmup_steps": 0, "optim.weight_decay": 0.0, "optim.beta2": 0.999, "export.to": "hf",
 }  # fmt: skip
 
 

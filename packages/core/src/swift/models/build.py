@@ -134,8 +134,10 @@ def meta_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
 def _train_padding_row(model: Any) -> None:
     """Give the padding token's row its gradient, also in further embeddings of the same tokens (Gemma 3n has such)."""
     row = getattr(model.get_input_embeddings(), "padding_idx", None)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding) and module.padding_idx == row:
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Embedding) or module.padding_idx != row:
+            continue
+        if not name.endswith("position_embeddings"):  # RoBERTa counts positions from that of padding
             module.padding_idx = None
 
 

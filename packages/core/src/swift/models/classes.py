@@ -98,7 +98,7 @@ def refusal(config: Any, name: str) -> str:
     kind = f"{name} is a {config.model_type} model"
     if _encodes_first(config) or _encodes_first(config.get_text_config()):
         return f"{kind}, an encoder-decoder. swift trains decoder-only models."
-    if type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:
+    if is_encoder(config):
         return no_encoders(name, config.model_type)
     if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__

@@ -70,23 +70,21 @@ def encoder_head_modules(model: Any) -> list[str]:
     return names
 
 
-@cache
-def _padding_position(config_class: Any, model_type: str, row: int | None) -> int | None:
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING
-
-    config = config_class()
-    if row is not None:
-        config.pad_token_id = row
-    with torch.device("meta"):
-        return padding_position(MODEL_MAPPING[config_class](config))
-
-
 def first_position(config: Any) -> int:
     """Return the row of the position embedding at which samples begin: RoBERTa's begin after that of padding."""
     if not is_encoder(config):
         return 0
-    found = _padding_position(type(config), config.model_type, config.pad_token_id)
-    return 0 if found is None else found + 1
+    key = (type(config), *(getattr(config, name, None) for name in ("pad_token_id", "max_position_embeddings")))
+    if key not in _first_positions:
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+        with torch.device("meta"):
+            found = padding_position(MODEL_MAPPING[type(config)](config))
+        _first_positions[key] = 0 if found is None else found + 1
+    return _first_positions[key]
+
+
+_first_positions: dict[tuple[Any, ...], int] = {}
 
 
 def padding_position(base: nn.Module) -> int | None:

@@ -335,6 +335,8 @@ class HfSource:
         """Names of the weights of the head that no file holds."""
         if self.task not in HEADED:
             return frozenset()
+        if not is_encoder(self.config):
+            return frozenset({HEAD} if self.random or HEAD not in self._files else ())
         modules = tuple(f"{name}." for name in head_modules(self._skeleton))
         names = [
             piece.name

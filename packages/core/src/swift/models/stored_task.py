@@ -13,7 +13,8 @@ from swift.models.files import SafetensorsFolder
 from swift.models.sentence_files import stored_pooling
 from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 
-_HEAD = ".score.weight"
+_HEADS = (".score.weight", ".classifier.weight", ".classifier.out_proj.weight")
+"""Ends of the names of matrices with a row for each label, of decoders and encoders."""
 _TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}
 """PEFT's `task_type` of an adapter → the task of the model."""
 
@@ -45,7 +46,7 @@ def _head(adapter: Path) -> tuple[SafetensorsFolder, str] | None:
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         return None
     weights = SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS)
-    return next(((weights, name) for name in weights.names() if name.endswith(_HEAD)), None)
+    return next(((weights, name) for name in weights.names() if name.endswith(_HEADS)), None)
 
 
 def _rows(weights: SafetensorsFolder, head: str) -> int:
