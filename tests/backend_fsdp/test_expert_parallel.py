@@ -178,7 +178,7 @@ def test_every_type_with_experts_is_listed(tmp_path: Path) -> None:
         ("qwen3_moe", {**EP, "parallel.tp": 2}, "expert parallel or tensor parallel, not both"),
         ("qwen3_moe", {**EP, "backend.name": "torch"}, "The torch backend does not support parallel.ep 2"),
         ("qwen3_moe", {**EP, "backend.name": "deepspeed"}, "The deepspeed backend does not support parallel.ep 2"),
-        ("qwen3_moe", {**EP, **LORA, "tuner.targets": ["q_proj", "up_proj"]}, "has adapters"),
+        ("qwen3_moe", {**EP, **LORA, "tuner.targets": ["q_proj", "gate_proj", "up_proj", "down_proj"]}, "has adapters"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )

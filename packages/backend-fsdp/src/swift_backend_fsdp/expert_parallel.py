@@ -82,9 +82,8 @@ class ExpertParallel:
         for name, parameter in module.named_parameters():
             part = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
             setattr(module, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
-        module.forward = self.forward
+        module.forward = torch.compiler.disable(self.forward)  # how many tokens come is known only when they do
 
-    @torch.compiler.disable  # how many tokens come is known only when they do
     def forward(self, *given: Any, **named: Any) -> torch.Tensor:
         """Return what all experts make of these tokens, wherever the experts are."""
         tokens, indices, weights = self.signature.bind(*given, **named).args
@@ -109,9 +108,9 @@ class ExpertParallel:
         )
         (results,) = exchanged((self._computed(rows, own, scales),), receive, send, self.group)
         blank = results.new_zeros(chosen.shape[0], results.shape[-1])
-        summed = blank.index_put((order,), results).unflatten(0, (-1, indices.shape[-1])).sum(1)
+        summed = blank.index_put((order,), results).view(-1, indices.shape[-1], blank.shape[-1]).sum(1)
         # Not a view, where it need not be: FSDP's hooks on it are lost when models add to a view in place.
-        return summed if tokens.ndim == 2 else summed.unflatten(0, tokens.shape[:-1]).clone()
+        return summed if tokens.ndim == 2 else summed.view(*tokens.shape[:-1], -1).clone()
 
     def _computed(self, rows: torch.Tensor, own: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Call the model's own function with local weights, and with one expert for each row."""
