@@ -232,7 +232,7 @@ def test_biases_are_saved_resumed_and_exported(
     wanted = expected["deepseek_v3", False]
     for backend in CHAIN:
         preload(backend["backend.name"])
-    for first in range(len(CHAIN)):
+    for first in range(0, len(CHAIN), 2):
         start: Path | None = None
         for step in range(STEPS):
             changes = {**CHAIN[(first + step) % len(CHAIN)], "checkpoint.save_steps": 1}

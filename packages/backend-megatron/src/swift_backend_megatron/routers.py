@@ -148,7 +148,7 @@ class MegatronRouters:
         if not terms:
             return probabilities
         loss = torch.stack(terms).sum() / (self._tokens * self._count)
-        attached: torch.Tensor = MoEAuxLossAutoScaler.apply(probabilities, loss)  # type: ignore[no-untyped-call]
+        attached: torch.Tensor = MoEAuxLossAutoScaler.apply(probabilities, loss)
         return attached
 
     def _own(self, segment_ids: torch.Tensor) -> torch.Tensor:
