@@ -18,6 +18,7 @@ CELLS = (
     Cell("ZeRO 2", {**PACKED, "backend.config": "zero2"}, 2, "deepspeed"),
     Cell("ZeRO 3", {**CHECKPOINTED, **ZERO3}, 2, "deepspeed"),
     Cell("LoRA", {**PACKED, **LORA, "checkpoint.save_last": True}),
+    Cell("LoRA", {**PACKED, **LORA, **ZERO3, "checkpoint.save_last": True}, 2, "deepspeed"),
 )
 
 
@@ -28,7 +29,7 @@ def hybrids(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.name}, {cell.backend}")
 def test_hybrids_train_packed_like_plain_transformers(cell: Cell, hybrids: list[Subject]) -> None:
     found = verdicts(cell, hybrids)
     refused = [str(each) for each in found if each.result == "refused" and cell.name == "FSDP2, TP 2"]

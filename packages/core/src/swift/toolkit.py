@@ -47,7 +47,7 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
-from swift.models.sample_by_sample import CHECKPOINTING
+from swift.models.sample_by_sample import CHECKPOINTING, by_position
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
@@ -109,6 +109,7 @@ __all__ = [
     "before_update",
     "build_optimizer",
     "build_view",
+    "by_position",
     "canonical_parameters",
     "canonical_weights",
     "check_archive",

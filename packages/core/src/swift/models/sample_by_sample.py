@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -115,7 +116,10 @@ def call_by_sample(decoder: nn.Module, signatures: Mapping[Kind, Signature]) -> 
         if kind in signatures:
             modules.append(module)
             if not hasattr(module.forward, "of_rows"):
-                forward = torch.compiler.disable(_by_sample(module.forward, kind, signatures))  # no row is like another
+                # Not compiled: no row is like another.
+                forward: Any = torch.compiler.disable(  # type: ignore[no-untyped-call]  # torch's
+                    _by_sample(module.forward, kind, signatures)
+                )
                 forward.of_rows = True
                 module.forward = forward
     return modules
@@ -131,6 +135,12 @@ def is_layer(kind: Kind) -> bool:
     return kind[0].rpartition(".")[2] == "#"
 
 
+def by_position(forward: Callable[..., Any], positional: Any, named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with those in front that can be passed by position, however the caller has passed them."""
+    bound = signature(forward).bind(*positional, **named)
+    return bound.args, bound.kwargs
+
+
 def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind, Signature]) -> Callable[..., Any]:
     @wraps(forward)
     def by_sample(*positional: Any, **named: Any) -> Any:
@@ -143,7 +153,7 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
         if row is None or len(row.lengths) < 2:
             return forward(*positional, **named)
         with Row():
-            return _Calls(kind[1], signatures[kind], row, positional, named).of(forward)
+            return _Calls(kind[1], signatures[kind], row, *by_position(forward, positional, named)).of(forward)
 
     return by_sample
 
@@ -151,12 +161,12 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
 class _Calls:
     """The calls that one call with a row of samples is made into."""
 
-    def __init__(self, name: str, signature: Signature, row: Row, positional: Any, named: dict[str, Any]) -> None:
+    def __init__(self, name: str, found: Signature, row: Row, positional: Any, named: dict[str, Any]) -> None:
         named = {key: None if key in _OF_KERNELS else value for key, value in named.items()}
         leaves, self.structure = tree_flatten_with_path((positional, named))
         self.values = [value for _, value in leaves]
-        self.dimensions = [signature.given.get(keystr(path)) for path, _ in leaves]
-        self.signature, self.row = signature, row
+        self.dimensions = [found.given.get(keystr(path)) for path, _ in leaves]
+        self.signature, self.row = found, row
         tokens = sum(row.lengths)
         for (path, value), dimensions in zip(leaves, self.dimensions, strict=True):
             if isinstance(value, torch.Tensor) and not _has_tokens(value, dimensions, tokens):
@@ -218,7 +228,7 @@ def _joined(values: Sequence[torch.Tensor], dimensions: tuple[int, ...]) -> torc
 
 
 def _chosen(index: torch.Tensor, value: torch.Tensor, _: tuple[int, ...]) -> torch.Tensor:
-    return value[0].index_select(0, index.flatten()).unflatten(0, index.shape)
+    return value[0].index_select(0, index.flatten()).view(*index.shape, *value.shape[2:])
 
 
 def _put_back(back: torch.Tensor, values: Sequence[torch.Tensor], _: tuple[int, ...]) -> torch.Tensor:
@@ -235,8 +245,8 @@ def _recorded(decoder: nn.Module) -> Iterator[Calls]:
     calls: dict[str, list[tuple[Tensors, Tensors]]] = defaultdict(list)
     begun: list[Tensors] = []
 
-    def before(_module: nn.Module, positional: Any, named: Any) -> None:
-        begun.append(_tensors((positional, named)))
+    def before(module: nn.Module, positional: Any, named: Any) -> None:
+        begun.append(_tensors(by_position(module.forward, positional, named)))
 
     def after(name: str, _module: nn.Module, _given: Any, output: Any) -> None:
         calls[name].append((begun.pop(), _tensors(output)))
@@ -287,7 +297,7 @@ class Search:
             kind = kind_of(name, self.decoder.get_submodule(name))
             known = self.found.get(kind)
             chosen[kind] = replace(known, batched=False) if known else self._signature(kind)
-        self.found |= {kind: signature for kind, signature in chosen.items() if signature is not None}
+        self.found |= {kind: each for kind, each in chosen.items() if each is not None}
         self.modules = call_by_sample(self.decoder, self.found)
         return bool(chosen)
 
@@ -297,7 +307,8 @@ class Search:
 
     def types_of_layers(self) -> set[str]:
         """Return the types of the layers in which, or around which, a module is called sample by sample."""
-        types = getattr(self.decoder.config.get_text_config(), "layer_types", None) or []
+        config: Any = self.decoder.config
+        types = getattr(config.get_text_config(), "layer_types", None) or []
         lists = [each for each in self.decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == len(types)]
         inside = {id(part) for module in self.modules for part in module.modules()}
         return {
@@ -315,7 +326,7 @@ class Search:
             if not any(each is not module and module in [*each.modules()] for each in self.modules)
         ]
         kinds = {kind_of(name, module) for name, module in self.decoder.named_modules() if module in outer}
-        self.found = {kind: signature for kind, signature in self.found.items() if kind in kinds}
+        self.found = {kind: each for kind, each in self.found.items() if kind in kinds}
 
     def _may_be_called(self, name: str, module: nn.Module) -> bool:
         """Return whether a module mixes samples, and can be called for each of them in a way not tried yet."""
