@@ -137,7 +137,10 @@ def is_layer(kind: Kind) -> bool:
 
 def by_position(forward: Callable[..., Any], positional: Any, named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments with those in front that can be passed by position, however the caller has passed them."""
-    bound = signature(forward).bind(*positional, **named)
+    try:
+        bound = signature(forward).bind(*positional, **named)
+    except (TypeError, ValueError):  # a decorator takes or adds others
+        return tuple(positional), dict(named)
     return bound.args, bound.kwargs
 
 
@@ -153,7 +156,7 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
         if row is None or len(row.lengths) < 2:
             return forward(*positional, **named)
         with Row():
-            return _Calls(kind[1], signatures[kind], row, *by_position(forward, positional, named)).of(forward)
+            return _Calls(forward, kind[1], signatures[kind], row, positional, named).of(forward)
 
     return by_sample
 
@@ -161,18 +164,27 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
 class _Calls:
     """The calls that one call with a row of samples is made into."""
 
-    def __init__(self, name: str, found: Signature, row: Row, positional: Any, named: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        name: str,
+        found: Signature,
+        row: Row,
+        positional: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         named = {key: None if key in _OF_KERNELS else value for key, value in named.items()}
         leaves, self.structure = tree_flatten_with_path((positional, named))
         self.values = [value for _, value in leaves]
-        self.dimensions = [found.given.get(keystr(path)) for path, _ in leaves]
+        paths = [_path_of_argument(forward, path) for path, _ in leaves]
+        self.dimensions = [found.given.get(path) for path in paths]
         self.signature, self.row = found, row
         tokens = sum(row.lengths)
-        for (path, value), dimensions in zip(leaves, self.dimensions, strict=True):
+        for path, value, dimensions in zip(paths, self.values, self.dimensions, strict=True):
             if isinstance(value, torch.Tensor) and not _has_tokens(value, dimensions, tokens):
                 raise ModelError(
-                    f"{name} is called with {keystr(path)} of shape {[*value.shape]}, in which swift cannot separate "
-                    "packed samples.",
+                    f"{name} is called with {path} of shape {[*value.shape]}, in which swift cannot separate packed "
+                    "samples.",
                     hint="Turn it off: --data.packing false --data.padding_free false",
                 )
 
@@ -207,6 +219,15 @@ class _Calls:
             tensor = isinstance(values[0], torch.Tensor)
             whole.append(join(values, dimensions) if dimensions else None if tensor else values[0])
         return tree_unflatten(whole, outputs[0][1])
+
+
+def _path_of_argument(forward: Callable[..., Any], path: tuple[Any, ...]) -> str:
+    """Return the path of a tensor in arguments by the name of the argument, however it is passed."""
+    by_name, first, *inner = path
+    if by_name.idx == 1:
+        return f"{first.key}{keystr(tuple(inner))}"
+    names = [*signature(forward).parameters]
+    return f"{names[first.idx] if first.idx < len(names) else first.idx}{keystr(tuple(inner))}"
 
 
 def _has_tokens(value: torch.Tensor, dimensions: tuple[int, ...] | None, tokens: int) -> bool:
@@ -246,7 +267,8 @@ def _recorded(decoder: nn.Module) -> Iterator[Calls]:
     begun: list[Tensors] = []
 
     def before(module: nn.Module, positional: Any, named: Any) -> None:
-        begun.append(_tensors(by_position(module.forward, positional, named)))
+        leaves, _ = tree_flatten_with_path((positional, named))
+        begun.append(_copied({_path_of_argument(module.forward, path): value for path, value in leaves}))
 
     def after(name: str, _module: nn.Module, _given: Any, output: Any) -> None:
         calls[name].append((begun.pop(), _tensors(output)))
@@ -264,7 +286,11 @@ def _recorded(decoder: nn.Module) -> Iterator[Calls]:
 
 def _tensors(values: Any) -> Tensors:
     leaves, _ = tree_flatten_with_path(values)
-    return {keystr(path): value.detach().clone() for path, value in leaves if isinstance(value, torch.Tensor)}
+    return _copied({keystr(path): value for path, value in leaves})
+
+
+def _copied(values: Mapping[str, Any]) -> Tensors:
+    return {path: value.detach().clone() for path, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 class Search:
