@@ -9,6 +9,7 @@ from type_cells import LORA, ZERO3, Cell, Subject, verdicts
 
 PACKED = {"data.packing": True, "data.max_length": 120, "train.micro_batch": 1}
 """Two or three rows of several samples for each process, which differ in their numbers of samples."""
+SAVED = {"checkpoint.save_last": True}
 CHECKPOINTED = {**PACKED, "train.gradient_checkpointing": True}
 CELLS = (
     Cell("checkpointed", CHECKPOINTED),
@@ -17,7 +18,8 @@ CELLS = (
     Cell("FSDP2, TP 2", {**PACKED, "parallel.tp": 2}, 2, "fsdp"),
     Cell("ZeRO 2", {**PACKED, "backend.config": "zero2"}, 2, "deepspeed"),
     Cell("ZeRO 3", {**CHECKPOINTED, **ZERO3}, 2, "deepspeed"),
-    Cell("LoRA", {**PACKED, **LORA, "checkpoint.save_last": True}),
+    Cell("LoRA", {**PACKED, **LORA, **SAVED}),
+    Cell("LoRA", {**PACKED, **LORA, **ZERO3, **SAVED, "backend.name": "deepspeed"}, 2, "deepspeed"),
 )
 
 
@@ -28,7 +30,7 @@ def hybrids(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.name}, {cell.backend}")
 def test_hybrids_train_packed_like_plain_transformers(cell: Cell, hybrids: list[Subject]) -> None:
     found = verdicts(cell, hybrids)
     refused = [str(each) for each in found if each.result == "refused" and cell.name == "FSDP2, TP 2"]

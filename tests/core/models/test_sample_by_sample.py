@@ -198,8 +198,8 @@ def test_calls_with_unknown_tokens_are_refused() -> None:
     view = view_of(model)
     mixer: Any = view.by_sample[0]
     hidden = torch.randn(1, 10, model.config.hidden_size)
-    with Row((4, 6)), pytest.raises(ModelError, match="'mask'"):
-        mixer(hidden_states=hidden, mask=torch.ones(1, 10))
+    with Row((4, 6)), pytest.raises(ModelError, match="with seq_idx"):
+        mixer(hidden, seq_idx=torch.ones(1, 10))
 
 
 def test_neftune_of_a_decoder_called_by_sample_is_refused() -> None:

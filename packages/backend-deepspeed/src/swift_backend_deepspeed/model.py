@@ -17,6 +17,7 @@ from swift.toolkit import (
     SequenceView,
     ViewModule,
     build_view,
+    by_position,
     decoder_blocks,
     refuse_calls_of_blocks,
     sequence_attention,
@@ -71,7 +72,26 @@ def _gather_once(view: ViewModule, packed: bool) -> None:
             hint="Turn it off: --data.packing false --data.padding_free false",
         )
     for module in view.by_sample:
+        module.register_forward_pre_hook(_with_gradient_of_input, with_kwargs=True)
         set_z3_leaf_module(module, True)
+
+
+def _with_gradient_of_input(module: nn.Module, positional: Any, named: Any) -> tuple[Any, Any]:
+    """Pass by position what a module is given, and let its input have a gradient.
+
+    DeepSpeed reduces the gradients of all its weights when that of a positional argument is there, or else too early.
+    """
+    positional, named = by_position(module.forward, positional, named)
+    first = positional[0] if positional else None
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            raise UnsupportedLayout(
+                f"ZeRO 3 does not train {type(module).__name__}, which looks up packed samples one by one.",
+                hint="Turn it off: --data.packing false --data.padding_free false",
+            )
+    elif torch.is_grad_enabled() and not first.requires_grad:
+        positional = (first.detach().requires_grad_(), *positional[1:])
+    return positional, named
 
 
 class EngineRoot(nn.Module):

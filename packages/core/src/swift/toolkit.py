@@ -51,7 +51,7 @@ from swift.models.quantize import quantized_share, stored_bytes, weights_to_quan
 from swift.models.quiet import without_bitsandbytes
 from swift.models.router_losses import balance_loss, follow_load, load_metrics, z_loss
 from swift.models.routers import RouterOptions
-from swift.models.sample_by_sample import CHECKPOINTING
+from swift.models.sample_by_sample import CHECKPOINTING, by_position
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
@@ -128,6 +128,7 @@ __all__ = [
     "before_update",
     "build_optimizer",
     "build_view",
+    "by_position",
     "canonical_buffers",
     "canonical_parameters",
     "canonical_weights",

@@ -191,10 +191,10 @@ def varlen_attention(
                 f"{type(module).__name__} uses {name}, which attention without a mask does not support.",
                 hint="Type --model.attention eager",
             )
-    all_at_once = packing.edges is not None and s_aux is None and len(query) == 1
-    if all_at_once and (dtype := flash_dtype(query)) is not None:
+    edges = packing.edges if s_aux is None else None
+    if edges is not None and len(query) == 1 and (dtype := flash_dtype(query)) is not None:
         together = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-        return _all_at_once((*together,), packing.edges, packing.longest, dropout, scaling, sliding_window)[None], None
+        return _all_at_once((*together,), edges, packing.longest, dropout, scaling, sliding_window)[None], None
     queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = [
         _causal(*sample, dropout=dropout, scaling=scaling, window=sliding_window, sinks=s_aux)

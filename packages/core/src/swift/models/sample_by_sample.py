@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -115,7 +116,10 @@ def call_by_sample(decoder: nn.Module, signatures: Mapping[Kind, Signature]) -> 
         if kind in signatures:
             modules.append(module)
             if not hasattr(module.forward, "of_rows"):
-                forward = torch.compiler.disable(_by_sample(module.forward, kind, signatures))  # no row is like another
+                # Not compiled: no row is like another.
+                forward: Any = torch.compiler.disable(  # type: ignore[no-untyped-call]  # torch's
+                    _by_sample(module.forward, kind, signatures)
+                )
                 forward.of_rows = True
                 module.forward = forward
     return modules
@@ -131,6 +135,15 @@ def is_layer(kind: Kind) -> bool:
     return kind[0].rpartition(".")[2] == "#"
 
 
+def by_position(forward: Callable[..., Any], positional: Any, named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with those in front that can be passed by position, however the caller has passed them."""
+    try:
+        bound = signature(forward).bind(*positional, **named)
+    except (TypeError, ValueError):  # a decorator takes or adds others
+        return tuple(positional), dict(named)
+    return bound.args, bound.kwargs
+
+
 def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind, Signature]) -> Callable[..., Any]:
     @wraps(forward)
     def by_sample(*positional: Any, **named: Any) -> Any:
@@ -143,7 +156,7 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
         if row is None or len(row.lengths) < 2:
             return forward(*positional, **named)
         with Row():
-            return _Calls(kind[1], signatures[kind], row, positional, named).of(forward)
+            return _Calls(forward, kind[1], signatures[kind], row, positional, named).of(forward)
 
     return by_sample
 
@@ -151,18 +164,27 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
 class _Calls:
     """The calls that one call with a row of samples is made into."""
 
-    def __init__(self, name: str, signature: Signature, row: Row, positional: Any, named: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        name: str,
+        found: Signature,
+        row: Row,
+        positional: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         named = {key: None if key in _OF_KERNELS else value for key, value in named.items()}
         leaves, self.structure = tree_flatten_with_path((positional, named))
         self.values = [value for _, value in leaves]
-        self.dimensions = [signature.given.get(keystr(path)) for path, _ in leaves]
-        self.signature, self.row = signature, row
+        paths = [_path_of_argument(forward, path) for path, _ in leaves]
+        self.dimensions = [found.given.get(path) for path in paths]
+        self.signature, self.row = found, row
         tokens = sum(row.lengths)
-        for (path, value), dimensions in zip(leaves, self.dimensions, strict=True):
+        for path, value, dimensions in zip(paths, self.values, self.dimensions, strict=True):
             if isinstance(value, torch.Tensor) and not _has_tokens(value, dimensions, tokens):
                 raise ModelError(
-                    f"{name} is called with {keystr(path)} of shape {[*value.shape]}, in which swift cannot separate "
-                    "packed samples.",
+                    f"{name} is called with {path} of shape {[*value.shape]}, in which swift cannot separate packed "
+                    "samples.",
                     hint="Turn it off: --data.packing false --data.padding_free false",
                 )
 
@@ -199,6 +221,15 @@ class _Calls:
         return tree_unflatten(whole, outputs[0][1])
 
 
+def _path_of_argument(forward: Callable[..., Any], path: tuple[Any, ...]) -> str:
+    """Return the path of a tensor in arguments by the name of the argument, however it is passed."""
+    by_name, first, *inner = path
+    if by_name.idx == 1:
+        return f"{first.key}{keystr(tuple(inner))}"
+    names = [*signature(forward).parameters]
+    return f"{names[first.idx] if first.idx < len(names) else first.idx}{keystr(tuple(inner))}"
+
+
 def _has_tokens(value: torch.Tensor, dimensions: tuple[int, ...] | None, tokens: int) -> bool:
     """Return whether a tensor has tokens where it should; one that had none, or is not known, may have none."""
     if not dimensions:
@@ -218,7 +249,7 @@ def _joined(values: Sequence[torch.Tensor], dimensions: tuple[int, ...]) -> torc
 
 
 def _chosen(index: torch.Tensor, value: torch.Tensor, _: tuple[int, ...]) -> torch.Tensor:
-    return value[0].index_select(0, index.flatten()).unflatten(0, index.shape)
+    return value[0].index_select(0, index.flatten()).view(*index.shape, *value.shape[2:])
 
 
 def _put_back(back: torch.Tensor, values: Sequence[torch.Tensor], _: tuple[int, ...]) -> torch.Tensor:
@@ -235,8 +266,9 @@ def _recorded(decoder: nn.Module) -> Iterator[Calls]:
     calls: dict[str, list[tuple[Tensors, Tensors]]] = defaultdict(list)
     begun: list[Tensors] = []
 
-    def before(_module: nn.Module, positional: Any, named: Any) -> None:
-        begun.append(_tensors((positional, named)))
+    def before(module: nn.Module, positional: Any, named: Any) -> None:
+        leaves, _ = tree_flatten_with_path((positional, named))
+        begun.append(_copied({_path_of_argument(module.forward, path): value for path, value in leaves}))
 
     def after(name: str, _module: nn.Module, _given: Any, output: Any) -> None:
         calls[name].append((begun.pop(), _tensors(output)))
@@ -254,7 +286,11 @@ def _recorded(decoder: nn.Module) -> Iterator[Calls]:
 
 def _tensors(values: Any) -> Tensors:
     leaves, _ = tree_flatten_with_path(values)
-    return {keystr(path): value.detach().clone() for path, value in leaves if isinstance(value, torch.Tensor)}
+    return _copied({keystr(path): value for path, value in leaves})
+
+
+def _copied(values: Mapping[str, Any]) -> Tensors:
+    return {path: value.detach().clone() for path, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 class Search:
@@ -287,7 +323,7 @@ class Search:
             kind = kind_of(name, self.decoder.get_submodule(name))
             known = self.found.get(kind)
             chosen[kind] = replace(known, batched=False) if known else self._signature(kind)
-        self.found |= {kind: signature for kind, signature in chosen.items() if signature is not None}
+        self.found |= {kind: each for kind, each in chosen.items() if each is not None}
         self.modules = call_by_sample(self.decoder, self.found)
         return bool(chosen)
 
@@ -297,7 +333,8 @@ class Search:
 
     def types_of_layers(self) -> set[str]:
         """Return the types of the layers in which, or around which, a module is called sample by sample."""
-        types = getattr(self.decoder.config.get_text_config(), "layer_types", None) or []
+        config: Any = self.decoder.config
+        types = getattr(config.get_text_config(), "layer_types", None) or []
         lists = [each for each in self.decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == len(types)]
         inside = {id(part) for module in self.modules for part in module.modules()}
         return {
@@ -315,7 +352,7 @@ class Search:
             if not any(each is not module and module in [*each.modules()] for each in self.modules)
         ]
         kinds = {kind_of(name, module) for name, module in self.decoder.named_modules() if module in outer}
-        self.found = {kind: signature for kind, signature in self.found.items() if kind in kinds}
+        self.found = {kind: each for kind, each in self.found.items() if kind in kinds}
 
     def _may_be_called(self, name: str, module: nn.Module) -> bool:
         """Return whether a module mixes samples, and can be called for each of them in a way not tried yet."""

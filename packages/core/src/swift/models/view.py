@@ -220,9 +220,10 @@ class ViewModule(nn.Module):
         """Return the hidden states of all tokens, with images instead of their tokens."""
         causal_lm = self.causal_lm
         if batch.media is not None and self._unembeds and causal_lm.base_model is causal_lm:
-            return self._computed(partial(_hidden_without_head, causal_lm), batch)
-        trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
-        hidden: torch.Tensor = self._computed(trunk, batch).last_hidden_state
+            hidden: torch.Tensor = self._computed(partial(_hidden_without_head, causal_lm), batch)
+        else:
+            trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
+            hidden = self._computed(trunk, batch).last_hidden_state
         return hidden
 
     def _computed(self, model: Callable[..., Any], batch: MicroBatch) -> Any:
