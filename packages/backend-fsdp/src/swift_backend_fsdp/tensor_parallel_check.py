@@ -41,8 +41,8 @@ def checked_plan(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> TensorPara
     if own and (probe is None or probe.holds(own)):
         return own
     found: dict[str, str] = {}
-    for plan in derived_plans(model) if probe is not None else ():
-        if _fits(model, plan, ways) and probe.holds(plan):
+    for plan in derived_plans(model):
+        if probe is not None and _fits(model, plan, ways) and probe.holds(plan):
             found |= plan
     if not found:
         name = type(base_model(model)).__name__

@@ -60,8 +60,7 @@ def copy_tails(base: nn.Module, plan: TensorParallelSpec, group: dist.ProcessGro
 
 def _tail_copied(width: int, group: dist.ProcessGroup) -> Callable[[nn.Module, Any, torch.Tensor], torch.Tensor]:
     def hook(_module: nn.Module, _given: Any, output: torch.Tensor) -> torch.Tensor:
-        whole, own = output.split([output.shape[-1] - width, width], dim=-1)
-        return torch.cat([whole, copied(own, group)], dim=-1)
+        return torch.cat([output[..., :-width], copied(output[..., -width:], group)], dim=-1)
 
     return hook
 
