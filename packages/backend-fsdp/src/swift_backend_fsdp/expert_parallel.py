@@ -82,7 +82,8 @@ class ExpertParallel:
         for name, parameter in module.named_parameters():
             part = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
             setattr(module, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
-        module.forward = torch.compiler.disable(self.forward)  # how many tokens come is known only when they do
+        # How many tokens come is known only when they do, and compiled code is made for sizes.
+        module.forward = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]  # as torch declares it
 
     def forward(self, *given: Any, **named: Any) -> torch.Tensor:
         """Return what all experts make of these tokens, wherever the experts are."""
