@@ -145,9 +145,9 @@ def test_pairs_are_joined_by_the_tokenizer(tmp_path: Path) -> None:
     ((whole,),) = (each.segments for each in encode_row(encoder_of(tokenizer, encoding), row))
     assert whole.input_ids.tolist() == made["input_ids"]
     assert whole.token_values[TOKEN_TYPES].tolist() == made["token_type_ids"]
-    short = encoder_of(tokenizer, encoding, max_length=12, truncation="right")
+    short = encoder_of(tokenizer, encoding, max_length=18, truncation="right")
     ((cut,),) = (each.segments for each in encode_row(short, row))
-    assert cut.input_ids.tolist() == tokenizer(query, document, truncation="longest_first", max_length=12)["input_ids"]
+    assert cut.input_ids.tolist() == tokenizer(query, document, truncation="longest_first", max_length=18)["input_ids"]
     data = write_jsonl(tmp_path / "rows.jsonl", [{"query": query, "document": document}, {"text": query}])
     ended = typed(["infer", str(model), "--dataset", str(data)], tmp_path)
     scores = [json.loads(line)["score"] for line in ended.output.splitlines() if line.startswith("{")]

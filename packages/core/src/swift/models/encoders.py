@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -132,13 +132,16 @@ class EncoderInputs:
 
 
 def own_scores(model: Any, **inputs: Any) -> torch.Tensor:
-    """Return the logits of a model in fp32, computed in the precision of its layers where its head is a master copy."""
-    weights = {each.dtype for each in model.parameters()}
-    device, halves = inputs["input_ids"].device.type, weights & {torch.bfloat16, torch.float16}
-    mixed = bool(halves) and torch.float32 in weights and not torch.is_autocast_enabled(device)
-    with torch.autocast(device, halves.pop(), enabled=True) if mixed else nullcontext():
-        scores: torch.Tensor = model(**inputs).logits
+    """Return the logits of a model in fp32."""
+    scores: torch.Tensor = model(**inputs).logits
     return scores.float()
+
+
+def mixed_precision(model: nn.Module) -> torch.dtype | None:
+    """Return the precision of frozen layers where a head is trained beside them in fp32; None where all is alike."""
+    found = {each.dtype for each in model.parameters()}
+    halves = found & {torch.bfloat16, torch.float16}
+    return halves.pop() if halves and torch.float32 in found else None
 
 
 def _token_types(batch: MicroBatch) -> torch.Tensor:

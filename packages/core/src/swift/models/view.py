@@ -33,7 +33,7 @@ from swift.models.attention import (
     with_mask,
 )
 from swift.models.classes import is_encoder
-from swift.models.encoders import EncoderInputs, own_scores
+from swift.models.encoders import EncoderInputs, mixed_precision, own_scores
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
@@ -151,6 +151,12 @@ class ViewModule(nn.Module):
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
+        if self._encoder is not None and (mixed := mixed_precision(self.model)) is not None:
+            with torch.autocast(batch.input_ids.device.type, mixed):
+                return self._noisy(batch, needs)
+        return self._noisy(batch, needs)
+
+    def _noisy(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         if self._neftune is None:
             return self._routed(batch, needs)
         with self._neftune.around(self._embedded(batch), self._whole_segments(batch)):
@@ -334,11 +340,12 @@ class ViewModule(nn.Module):
         """Compute as in evaluation, and nothing in FP8 or compiled: for a few tokens of shapes that come once."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
-        flash = self.attention.implementation in FLASHES  # has no fp32 arithmetic
+        mixed = None if self._encoder is None else mixed_precision(self.model)
+        half = mixed is not None or self.attention.implementation in FLASHES  # which has no fp32 arithmetic
         compiled = any(module._compiled_call_impl is not None for module in self.modules())
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
-            with eager, without_fp8(self), torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
+            with eager, without_fp8(self), torch.autocast(self._device().type, mixed or torch.bfloat16, enabled=half):
                 yield
         finally:
             for module, training in modes:
