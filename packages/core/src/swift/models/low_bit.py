@@ -45,10 +45,10 @@ class LowBitSource:
     def read(self, name: str) -> torch.Tensor:
         """Return one weight, in fp32 where it is quantised."""
         names, quantised = self._layers
-        owner, piece = names.owner(name) if name in names.names() else ("", None)
-        if owner not in quantised:
+        held = names.owner(name) if name in names.names() else None
+        if held is None or held[0] not in quantised:
             return self._source.read(name)
-        assert piece is not None
+        owner, piece = held
         return piece.view_of(self._kept(owner, names, quantised[owner])).clone()
 
     def _kept(self, owner: str, names: NameMap, shape: torch.Size) -> torch.Tensor:

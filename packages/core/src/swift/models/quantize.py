@@ -79,7 +79,7 @@ def weights_to_quantise(model: Any) -> list[str]:
     left = {id(head) for head in _heads(model)}
     # Code that reads a layer's weight, to multiply with it in its own way, expects a matrix.
     for module in modules.values():
-        left |= {id(getattr(module, name, None)) for name in weights_read(type(module))}
+        left |= {id(getattr(module, name, None)) for name in weights_read(module.__class__)}
     return [
         f"{path}.{name}"
         for path, module in modules.items()

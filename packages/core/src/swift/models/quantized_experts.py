@@ -62,7 +62,8 @@ def quantise_experts(model: torch.nn.Module, name: str, packed: torch.nn.Paramet
     module.register_parameter(leaf, packed)
     if not hasattr(module, "expert_scales"):
         module.expert_scales, module.expert_updates = {}, {}
-        module.forward = partial(torch.compiler.disable(_forward), module, module.forward)
+        uncompiled = torch.compiler.disable(_forward)  # type: ignore[no-untyped-call]  # torch's
+        module.forward = partial(uncompiled, module, module.forward)
     module.expert_scales[leaf] = scales
 
 
@@ -194,8 +195,8 @@ class _Blocks:
             return dequantize(packed, self.states[0])  # type: ignore[no-any-return]
         each = [state.shape.numel() * len(packed) // self.shape.numel() for state in self.states]
         weight = torch.empty(self.shape, dtype=self.dtype, device=packed.device)
-        runs = weight.split([state.shape[0] for state in self.states])
-        for values, state, run in zip(packed.split(each), self.states, runs, strict=True):
+        runs = torch.split(weight, [state.shape[0] for state in self.states])
+        for values, state, run in zip(torch.split(packed, each), self.states, runs, strict=True):
             run.copy_(dequantize(values, state))
         return weight
 
@@ -231,7 +232,7 @@ def packed_experts(weight: torch.Tensor, section: TunerSection, library: Any) ->
         made = library.to_nf4(flat, block_size=NF4_BLOCK, scaler_block_size=NF4_SCALER_BLOCK)
         return torch.nn.Parameter(made, requires_grad=False), _Nf4(weight.shape, weight.dtype)
     functional = library.functional
-    runs = weight.split(max(1, _MOST // weight[0].numel()))
+    runs = torch.split(weight, max(1, _MOST // weight[0].numel()))
     scales: Scales
     if section.quantize == "bnb-int8":
         made = [functional.int8_vectorwise_quant(run.reshape(-1, weight.shape[-1]).half())[:2] for run in runs]
