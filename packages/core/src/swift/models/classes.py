@@ -43,12 +43,23 @@ def encoder_class(config: Any) -> Any:
 
     images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     if images is not None:
-        return images if hasattr(images, "get_image_features") else None
+        return images if _puts_images_among_tokens(images, config) else None
     found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     # Models that also speak (Qwen-Omni) are several in one, of which none is `get_text_config`'s alone.
     parts = set(config.sub_configs)
     hears = "text_config" in parts and not parts.isdisjoint({"audio_config", "encoder_config"})
     return found if hears and getattr(config.get_text_config(), "vocab_size", None) else None
+
+
+def _puts_images_among_tokens(kind: Any, config: Any) -> bool:
+    """Return whether a decoder reads what an encoder makes of images in place of tokens of its text."""
+    from transformers.models.auto import modeling_auto as auto
+
+    if _encodes_first(config) or _encodes_first(config.get_text_config()):
+        return False
+    body = auto.MODEL_MAPPING.get(type(config), None)
+    both = ("get_image_features", "get_placeholder_mask")
+    return hasattr(kind, both[0]) or all(hasattr(body, name) for name in both)
 
 
 def _text_alone(config: Any) -> Any:
@@ -64,14 +75,16 @@ def refusal(config: Any, name: str) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     kind = f"{name} is a {config.model_type} model"
-    if _encodes_first(config):
+    if _encodes_first(config) or _encodes_first(config.get_text_config()):
         return f"{kind}, an encoder-decoder. swift trains decoder-only models."
     if type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:
         return no_encoders(name, config.model_type)
     if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
-        return f"{kind}. swift does not train {found}: it has no get_image_features, by which swift finds a vision "
-        "encoder."
+        return (
+            f"{kind}. swift does not train {found}: it does not read images in place of tokens of its text "
+            "(it has no get_image_features)."
+        )
     if type(config) in auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)].__name__
         return f"{kind}. swift does not train {found}: it is not one audio encoder followed by a language model."
