@@ -108,9 +108,10 @@ def _sections(config: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mappi
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
+    latent = "qk_nope_head_dim" in config  # whose head_dim is that of rotary positions, if it has any
     for key, value in config.items():
         problem = _problem(key, value)
-        if problem is not None:
+        if problem is not None and not (latent and key == "head_dim" and value == 0):
             yield f"{key} {problem}"
     for whole, part in _HEADS:
         heads, groups = config.get(whole), config.get(part)
@@ -118,7 +119,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{whole} {heads} is not a multiple of {part} {groups}"
     for width, part in _WIDTHS:
         size, heads = config.get(width), config.get(part)
-        own = config.get("head_dim") is not None or "qk_nope_head_dim" in config
+        own = config.get("head_dim") is not None or latent
         if isinstance(size, int) and isinstance(heads, int) and size % heads and not own:
             yield f"{width} {size} is not a multiple of {part} {heads}, and head_dim is missing"
 
