@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -26,9 +27,14 @@ from swift.data.web import Web
 from swift.errors import ModelError, SwiftError
 
 _COMPARED = 2
-"""Texts whose images are decoded, to compare what is counted with what the processor says; so for each kind."""
-_VERSION = 2
+"""Texts whose images are decoded, to compare what is counted with what the processor says; so for each kind, and for
+texts with one medium and with several.
+"""
+_VERSION = 3
 """Raised where the same rules come to mean other tokens, or tokenised data hold something else of media."""
+
+
+_Key = tuple[str, int, int, int, float]
 
 
 class MediaRules(Protocol):
@@ -46,7 +52,10 @@ class MediaRules(Protocol):
         """Return the tokens that replace the placeholder, by the sizes in the header."""
 
     def replacements(self, seen: Sequence[MediaRef]) -> list[str]:
-        """Return the same for whole files, by the processor itself."""
+        """Return the same for whole files of one text, by the processor itself."""
+
+    def of_blank(self, seen: Sequence[MediaRef]) -> list[str]:
+        """Return the same for something blank as large."""
 
     def reference(self, text: str) -> str:
         """Return how the model reads and writes the name of an object in an image."""
@@ -85,8 +94,11 @@ class MediaTokens:
         self._web: Web = web
         self._shown = shown
         self._refusal_of = refusal_of
-        self._known: dict[tuple[str, int, int, int, float], str] = {}
-        self._compared = dict.fromkeys(NAMES, 0)
+        self._known: dict[_Key, str] = {}
+        self._known_together: dict[tuple[_Key, ...], list[str]] = {}
+        self._numbered = False
+        """Whether what a medium becomes depends on those before it in a text, as MiniCPM-V numbers images."""
+        self._compared: Counter[tuple[str, bool]] = Counter()
         marks = "|".join(f"(?P<{kind}>{re.escape(token)})" for kind, token in rules.placeholders.items())
         self._marks = re.compile(marks)
 
@@ -125,8 +137,7 @@ class MediaTokens:
             if (refusal := self._refusal_of(each.kind)) is not None:
                 raise refusal
         seen = [self._measured(each) for each in held]
-        replacements = [self._replacement(each) for each in seen]
-        self._compare(seen, replacements)
+        replacements = self._replacements(seen)
         return _joined(rendered, pieces, replacements, seen, [mark.group() for mark in marks])
 
     def with_images_of_videos(self, conversation: Conversation) -> Conversation:
@@ -159,8 +170,20 @@ class MediaTokens:
             return measure_audio(path_of(each, self._folder, self._web), decode=self._decode)
         return measure(each, self._folder, decode=self._decode, web=self._web)
 
+    def _replacements(self, seen: Sequence[MediaRef]) -> list[str]:
+        """Return what takes the place of the media of a text, by the sizes in their headers."""
+        if not self._numbered or len(seen) == 1:
+            replacements = [self._replacement(each) for each in seen]
+            if self._is_confirmed(seen, replacements):
+                return replacements
+            self._numbered = True
+        key = tuple(_key(each) for each in seen)
+        if key not in self._known_together:
+            self._known_together[key] = self._rules.of_blank(seen)
+        return self._known_together[key]
+
     def _replacement(self, each: MediaRef) -> str:
-        key = (each.kind, each.width, each.height, *((each.frames, each.rate) if each.kind == "audio" else (0, 0.0)))
+        key = _key(each)
         if key not in self._known:
             try:
                 text = self._rules.replacement(each)
@@ -172,24 +195,34 @@ class MediaTokens:
             self._known[key] = text
         return self._known[key]
 
-    def _compare(self, seen: Sequence[MediaRef], replacements: Sequence[str]) -> None:
-        """Decode the first few of a kind and refuse a model whose processor makes something else of them."""
-        kinds = {each.kind for each in seen}
-        if all(self._compared[kind] >= _COMPARED for kind in kinds):
-            return
-        for kind in kinds:
-            self._compared[kind] += 1
+    def _is_confirmed(self, seen: Sequence[MediaRef], replacements: Sequence[str]) -> bool:
+        """Decode the first few of a kind; return False if the processor's result depends on the other media of a text.
+
+        Refuse a model whose processor makes something of files that their sizes do not tell.
+        """
+        cases = {(each.kind, len(seen) > 1) for each in seen}
+        if all(self._compared[case] >= _COMPARED for case in cases):
+            return True
+        self._compared.update(cases)
         paths = " ".join(dict.fromkeys(each.source for each in seen))
         try:
             made = self._rules.replacements(seen)
         except (OSError, ValueError, MemoryError) as error:
             raise Unusable(f"broken {NAMES[seen[0].kind]}", f"{paths}: {error or 'not enough memory'}") from None
-        if made != list(replacements):
-            raise ModelError(
-                f"The processor of this model makes {[len(each) for each in made]} characters of {paths}, "
-                f"and {[len(each) for each in replacements]} of blank ones as large.",
-                hint="What it makes of them cannot be counted by their sizes: it cannot be trained with them yet.",
-            )
+        if made == list(replacements):
+            return True
+        if len(seen) > 1 and made == self._rules.of_blank(seen):
+            return False
+        raise ModelError(
+            f"The processor of this model makes {[len(each) for each in made]} characters of {paths}, "
+            f"and {[len(each) for each in replacements]} of blank ones as large.",
+            hint="What it makes of them cannot be counted by their sizes: it cannot be trained with them yet.",
+        )
+
+
+def _key(each: MediaRef) -> _Key:
+    """Return what decides what a medium becomes."""
+    return each.kind, each.width, each.height, *((each.frames, each.rate) if each.kind == "audio" else (0, 0.0))
 
 
 def described(each: MediaRef) -> str:

@@ -221,7 +221,27 @@ class MediaProcessor:
 
     def replacements(self, seen: Sequence[MediaRef]) -> list[str]:
         """Return what takes the place of the placeholders of whole files."""
-        return self._expanded([(each.kind, self.open(each)) for each in seen])
+        contents = [(each.kind, self.open(each)) for each in seen]
+        made = self._expanded(contents)
+        if self._tells and len(seen) > 1:
+            self._check_joined(contents, made)
+        return made
+
+    def _check_joined(self, contents: Sequence[tuple[str, Any]], made: Sequence[str]) -> None:
+        """Refuse a processor that makes other tokens of media that follow each other than of each."""
+        around = [self._around(kind) for kind, _ in contents]
+        text = "".join(f"{before}{each}{after}" for (before, after), each in zip(around, made, strict=True))
+        joined = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if list(joined) != self._call(contents)["input_ids"][0].tolist():
+            raise ModelError(
+                "The processor of this model writes images that follow each other in another way than each by itself, "
+                "which swift does not do.",
+                hint="Put text between the images of a row.",
+            )
+
+    def of_blank(self, seen: Sequence[MediaRef]) -> list[str]:
+        """Return the same for something blank as large."""
+        return self._expanded([(each.kind, self._blank(each)) for each in seen])
 
     def inputs(self, contents: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the inputs of the model's encoders for some media, as the processor names them.
@@ -229,7 +249,15 @@ class MediaProcessor:
         `contents` are kinds and what `open` returned.
         """
         made = self._call(contents)
-        return {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
+        tensors = {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
+        if unknown := [name for name in tensors if name.endswith("token_type_ids")]:
+            raise ModelError(
+                f"The processor of this model returns {unknown[0]}, kinds of tokens that swift does not tell apart. "
+                "swift does not train it on images yet.",
+                hint="Leave images out of the rows, or choose another model.",
+            )
+        # As others do it: Llama 4's computes in bfloat16, which an encoder in fp32 does not take.
+        return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
 
     def open(self, each: MediaRef) -> Any:
         """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
@@ -242,11 +270,7 @@ class MediaProcessor:
     def read(self, reference: MediaRef) -> Any:
         """Return what a reference names; raise what decoders raise, and `OSError` for what has changed."""
         if reference.source == BLANK:
-            if reference.kind == "audio":
-                return np.zeros(length_at(reference.frames, reference.rate, self.rate), np.float32)
-            from PIL import Image
-
-            return Image.new("RGB", (reference.width, reference.height))
+            return self._blank(reference)
         if reference.size and Path(reference.source).stat().st_size != reference.size:
             raise OSError("it has changed since it was tokenized")
         content = self.open(reference)
@@ -257,6 +281,16 @@ class MediaProcessor:
         elif content.size != self.size_of(reference.width, reference.height):
             raise OSError(f"it has {content.width}×{content.height} pixels, but its header declares another size")
         return content
+
+    def _blank(self, reference: MediaRef) -> Any:
+        """Return silence, or an image of noise of the size that the processor is given."""
+        if reference.kind == "audio":
+            return np.zeros(length_at(reference.frames, reference.rate, self.rate), np.float32)
+        from PIL import Image
+
+        # Not of one color: a model that mixes images in a batch would mix what is the same.
+        width, height = self.size_of(reference.width, reference.height)
+        return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
     def smallest(self, kind: str) -> MediaRef:
         """Return a reference to something blank that costs little: what stands in where a process has none."""
@@ -309,8 +343,13 @@ class MediaProcessor:
         """Return all that the processor makes of media and a text after them: tokens, and inputs of the encoders."""
         return dict(self._call(contents, text))
 
+    def _prompted(self, kind: str) -> str:
+        """Return what stands for one of a kind in a prompt, as in the chat template: some processors insist on it."""
+        before, after = self._around(kind) if self._tells else ("", "")
+        return f"{before}{self.placeholders[kind]}{after}"
+
     def _call(self, contents: Sequence[tuple[str, Any]], text: str = "", **options: Any) -> Any:
-        prompt = ["".join(self.placeholders[kind] for kind, _ in contents) + text]
+        prompt = ["".join(self._prompted(kind) for kind, _ in contents) + text]
         given: dict[str, list[Any]] = {}
         for kind, content in contents:
             given.setdefault(_ARGUMENTS[kind], []).append(content)
@@ -367,7 +406,10 @@ _MAKERS = frozenset({"image_processor", "feature_extractor", "audio_processor"})
 def _placeholder(processor: Any, kind: str) -> str | None:
     """Return what stands for one of a kind in a text; None where the processor does not take it."""
     made_by = {"image": getattr(processor, "image_processor", None), "audio": _audio_part(processor)}.get(kind)
-    return None if made_by is None else getattr(processor, f"{kind}_token", None)
+    if made_by is None:
+        return None
+    # What templates write, where it is another token than the one that it becomes (Qianfan-OCR's).
+    return getattr(processor, f"{kind}_placeholder_token", None) or getattr(processor, f"{kind}_token", None)
 
 
 def _audio_part(processor: Any) -> Any:
@@ -396,13 +438,12 @@ def _named_in(folder: Path) -> str | None:
 
 
 def _processor_class(config: Any, folder: Path) -> Any:
-    import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     from transformers.utils import is_torchvision_available
 
     # What a folder names comes first: Pixtral is a LLaVA with another processor.
     names = (_named_in(folder), PROCESSOR_MAPPING_NAMES.get(config.model_type))
-    found = (getattr(transformers, name, None) for name in names if isinstance(name, str))
+    found = (_named_class(name) for name in names if isinstance(name, str))
     kind = next((each for each in found if getattr(each, "is_dummy", False) or hasattr(each, "get_attributes")), None)
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
@@ -415,6 +456,16 @@ def _processor_class(config: Any, folder: Path) -> Any:
     if _OF_VIDEOS in kind.get_attributes() and not (is_torchvision_available() and _tells_of_videos(folder)):
         return without_video_processor(kind)
     return kind
+
+
+def _named_class(name: str) -> Any:
+    import transformers
+
+    try:
+        return getattr(transformers, name, None)
+    except ImportError as error:  # of a file that imports torchvision, as Gemma 4's
+        reason = first_line(error.__cause__ or error)
+        raise ModelError(f"This model's image processor {name} cannot be imported: {reason}", hint=_INSTALL) from error
 
 
 def _tells_of_videos(folder: Path) -> bool:

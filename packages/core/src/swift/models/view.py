@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -242,10 +243,9 @@ class ViewModule(nn.Module):
         rows = None if batch.media is None else batch.media.positions
         if rows is None:
             return batch.position_ids.expand(4, *batch.position_ids.shape)
-        own = batch.position_ids
         if batch.boundaries is None:  # no row holds more than one sample, whatever stands in its padding
-            own = torch.arange(own.shape[1], device=own.device).expand_as(own)
-        return torch.cat([own[None], rows])
+            return rows
+        return torch.cat([batch.position_ids[None], rows])
 
     @torch.no_grad()
     def self_check(self) -> None:
@@ -282,7 +282,9 @@ class ViewModule(nn.Module):
         """Refuse a model that gives other numbers to samples with images in a batch than to each of them alone."""
         with self.evaluating():
             samples = self._image_samples(reader)
-            expected = [self._own_numbers(reader.alone(sample).to(self._device())) for sample in samples]
+            alone = [reader.alone(sample).to(self._device()) for sample in samples]
+            expected = [self._own_numbers(batch) for batch in alone]
+            self._check_causal(alone[0], expected[0])
             flat = self.attention.flat
             if not self._layout_agrees(reader.collated(samples, flat=flat).to(self._device()), expected):
                 raise ModelError(
@@ -291,8 +293,21 @@ class ViewModule(nn.Module):
                     hint=_NOT_FLAT if flat else _ONE_ROW,
                 )
 
+    def _check_causal(self, batch: MicroBatch, expected: torch.Tensor) -> None:
+        """Refuse a model whose tokens see those after them where there is an image, by its own computation."""
+        if not self._unembeds or batch.media is None:
+            return
+        ids, is_text = batch.input_ids.clone(), batch.media.kinds == 0
+        ids[0, -1] = ids[is_text & (ids != ids[0, -1])][0]
+        if not self._agree(self._own_numbers(replace(batch, input_ids=ids)), expected):
+            raise ModelError(
+                f"The probability of a token in {type(self.causal_lm).__name__} depends on the tokens after it where "
+                "there are images. swift trains only causal language models."
+            )
+
     def _image_samples(self, reader: ProcessorReader) -> list[Encoded]:
-        return [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
+        # The first is no multiple of a patch, and smaller than another one: it is padded only in a batch.
+        return [reader.probe([(90, 61)]), reader.probe([(84, 56), (56, 112)])]
 
     def _own_numbers(self, batch: MicroBatch) -> torch.Tensor:
         """Return what the model by itself makes of one sample with images."""
