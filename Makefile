@@ -45,8 +45,9 @@ matrix: setup ## Resume every backend's checkpoints on every backend; writes doc
 	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py
 	@$(BIN)/python tools/docs.py
 
-architectures: setup ## Train every causal language model type on every backend; writes docs/reference/architectures.md
+architectures: setup ## Train every language model type on every backend; writes docs/reference/architectures.md
 	@$(BIN)/python tools/architectures.py
+	@$(VENV)/vision/bin/python tools/architectures.py --images
 	@$(BIN)/python tools/docs.py
 
 pairs: setup ## Train with every optimizer and tuner in every layout; writes docs/reference/tuning-pairs.md

@@ -1,8 +1,9 @@
 """Train every type of causal language model of transformers on every backend: `make architectures`.
 
-Trains a tiny model of each type for two steps in every layout, and compares it with plain transformers. The results go
-to `docs/reference/architectures.json`, from which `make docs` writes the page. Pass types as arguments to test only
-these. Exits with 1 if a number is wrong or an error is not a `SwiftError`.
+Trains a tiny model of each type for two steps in every layout, and compares it with plain transformers. `--images`
+trains the types that read images, on rows with images; call it with `.venv/vision/bin/python`, as many need
+torchvision. The results go to `docs/reference/architectures.json`, from which `make docs` writes the page. Pass types
+as arguments to test only these. Exits with 1 if a number is wrong or an error is not a `SwiftError`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "reference" / "architectures.json"
 ENGINES = ("torch", "transformers", "peft", "deepspeed", "megatron-core", "mcore-bridge")
+IMAGES = "--images"
 WORKERS = 2
 UNKNOWN = "Megatron does not train"
 """How Megatron refuses a type under any layout."""
@@ -31,11 +33,13 @@ sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 
 def main(arguments: Sequence[str]) -> int:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TQDM_DISABLE="1")
-    made = import_module("tiny_types")
-    names = list(arguments) or [name for name in made.types() if name not in made.NOT_MADE]
+    images = IMAGES in arguments
+    made, subjects = imported(images)
+    chosen = [name for name in arguments if name != IMAGES]
+    names = chosen or [name for name in made.types() if name not in made.NOT_MADE]
     with tempfile.TemporaryDirectory(prefix="swift-architectures-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        table = json.loads(json.dumps(sweep(names, Path(folder))).replace(f"{folder}/", ""))
+        table = json.loads(json.dumps(sweep(names, Path(folder), subjects.cells, images)).replace(f"{folder}/", ""))
     bad = [
         f"{name}, {cell}: {verdict['result']}: {verdict['note']}"
         for name, cells in table.items()
@@ -43,22 +47,33 @@ def main(arguments: Sequence[str]) -> int:
         if verdict["result"] in ("wrong", "error")
     ]
     print(*bad, sep="\n")
-    earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["types"] if arguments else {}
-    known = {**earlier, **table}
-    write({name: known[name] for name in made.types() if name in known}, made.NOT_MADE)
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+    known = {**((stored.get("images", {}) if images else stored).get("types", {}) if chosen else {}), **table}
+    versions = {name: version(name) for name in ENGINES}
+    facts = {"command": "make architectures", "versions": versions, "not_made": made.NOT_MADE}
+    results = {"facts": facts, "types": {name: known[name] for name in made.types() if name in known}}
+    write({**stored, "images": results} if images else {**stored, **results})
     return 1 if bad else 0
 
 
-def sweep(names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+def imported(images: bool) -> tuple[Any, Any]:
+    """Return the module that makes models, and the class that trains one."""
+    if images:
+        import_module("swift.models.quiet").import_torchvision()  # before transformers imports it
+        return import_module("tiny_image_types"), import_module("image_cells").ImageSubject
+    return import_module("tiny_types"), import_module("type_cells").Subject
+
+
+def sweep(names: Sequence[str], folder: Path, cells: Sequence[Any], images: bool) -> dict[str, dict[str, Any]]:
     """Return the verdicts by type and column."""
     cells_of = import_module("type_cells")
     subjects, table = {}, {}
     with get_context("spawn").Pool(WORKERS) as pool:
-        work = pool.imap_unordered(partial(on_torch, folder=folder), names)
-        for name, subject, cells in progress("torch", work, len(names)):
-            subjects[name], table[name] = subject, cells
+        work = pool.imap_unordered(partial(on_torch, folder=folder, images=images), names)
+        for name, subject, found in progress("torch", work, len(names)):
+            subjects[name], table[name] = subject, found
     table = {name: table[name] for name in names}
-    for cell in cells_of.CELLS:
+    for cell in cells:
         if cell.processes == 1:
             continue
         chosen = []
@@ -76,15 +91,17 @@ def sweep(names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
     return table
 
 
-def on_torch(name: str, folder: Path) -> tuple[str, Any, dict[str, Any]]:
+def on_torch(name: str, folder: Path, images: bool) -> tuple[str, Any, dict[str, Any]]:
     """Make a model and train it in this process."""
+    _, subjects = imported(images)
     import torch
     import transformers
 
-    cells_of = import_module("type_cells")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    subject = cells_of.Subject(name, folder / cells_of.slug(name))
+    if refusal := subjects.refusal(name):
+        return name, None, {cell: vars(refusal) for cell in subjects.columns()}
+    subject = subjects(name, folder / import_module("type_cells").slug(name))
     return name, subject, {cell: vars(verdict) for cell, verdict in subject.on_torch().items()}
 
 
@@ -95,13 +112,25 @@ def progress(what: str, results: Any, total: int) -> Iterator[Any]:
     yield from track(results, description=f"{what:>14}", total=total, disable=not sys.stderr.isatty())
 
 
-def write(table: dict[str, dict[str, Any]], not_made: dict[str, str]) -> None:
-    """Write what `make docs` makes the page of."""
-    versions = {name: version(name) for name in ENGINES}
-    facts = {"command": "make architectures", "versions": versions, "not_made": not_made}
-    lines = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in table.items())
-    RESULTS.write_text(f'{{\n "facts": {json.dumps(facts)},\n "types": {{\n  {lines}\n }}\n}}\n', encoding="utf-8")
+def write(results: dict[str, Any]) -> None:
+    """Write what `make docs` makes the page of, with a line for each type."""
+    RESULTS.write_text(written(results) + "\n", encoding="utf-8")
     print(f"architectures: wrote {RESULTS.relative_to(ROOT)}")
+
+
+def written(results: dict[str, Any], indent: str = " ") -> str:
+    """Return JSON in which facts and types have a line each."""
+    lines = []
+    for key, value in results.items():
+        if key == "images":
+            text = written(value, "  ")
+        elif key == "types":
+            types = ",\n".join(f"{indent} {json.dumps(name)}: {json.dumps(cells)}" for name, cells in value.items())
+            text = f"{{\n{types}\n{indent}}}"
+        else:
+            text = json.dumps(value)
+        lines.append(f"{indent}{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + f"\n{indent[1:]}}}"
 
 
 if __name__ == "__main__":

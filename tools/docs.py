@@ -217,18 +217,7 @@ def matrix_page(results: dict[str, Any]) -> str:
 def architectures_page(results: dict[str, Any]) -> str:
     """Return the page of the model types of transformers: which train on which engine, and why the others do not."""
     facts, types = results["facts"], results["types"]
-    columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
-    counts = {column: [cells[column]["result"] for cells in types.values()] for column in columns}
-    trained = [sum(result == "equal" for result in each) for each in counts.values()]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    rows = [
-        f"| type | {' | '.join(columns)} |",
-        f"|---|{'---|' * len(columns)}",
-        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} |",
-    ]
-    rows += [
-        f"| `{name}` | {' | '.join(cells[column]['result'] for column in columns)} |" for name, cells in types.items()
-    ]
     parts = [
         "# Model types",
         "<!-- Written by `make docs` from architectures.json, which `make architectures` writes. Do not edit. -->",
@@ -243,14 +232,55 @@ def architectures_page(results: dict[str, Any]) -> str:
         "- **exported**: the export of the padded run has the tensor names of the original folder, and transformers "
         "loads it with the expected logits.",
         f"Command: `{facts['command']}`. Versions: {versions}.",
-        "\n".join(rows),
+        _types(types),
         "## Why types are refused",
         "… stands for names of types, classes and modules.",
         _refusals(types),
         "## Types that were not made",
-        "\n".join(f"- `{name}`: {reason}." for name, reason in facts["not_made"].items()),
+        _not_made(facts),
+        *_types_with_images(results["images"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _types_with_images(results: dict[str, Any]) -> list[str]:
+    """Return the section of the types that read images."""
+    facts, types = results["facts"], results["types"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return [
+        "## Models that read images",
+        "Each type that transformers lists for images and text, trained for two steps on eight rows of which some have "
+        "one image, one has two, and some have none, in several sizes. What *equal* and *refused* mean is as above. "
+        "The samples of plain transformers are made by the model's own processor, called as its documentation shows. "
+        "All weights are trained, the vision encoder included, but with LoRA the language model alone. swift has no "
+        "list of types: the processor turns images into tokens, and before training swift checks that samples with "
+        "images in one batch do not affect each other. An empty cell was not measured.",
+        f"Command: `{facts['command']}`, which uses torchvision for these. Versions: {versions}. Without torchvision, "
+        "swift uses the processors that transformers has for Pillow, and leaves out the part for videos.",
+        _types(types),
+        "### Why types that read images are refused",
+        _refusals(types),
+        "### Types that read images and were not made",
+        _not_made(facts),
+    ]
+
+
+def _types(types: dict[str, Any]) -> str:
+    """Return the table of types and what came of each."""
+    columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
+    results = [[cells[each]["result"] if each in cells else "" for each in columns] for cells in types.values()]
+    trained = [sum(result == "equal" for result in column) for column in zip(*results, strict=True)]
+    rows = [
+        f"| type | {' | '.join(columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} |",
+    ]
+    rows += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in zip(types, results, strict=True)]
+    return "\n".join(rows)
+
+
+def _not_made(facts: dict[str, Any]) -> str:
+    return "\n".join(f"- `{name}`: {reason}." for name, reason in facts["not_made"].items())
 
 
 def _refusals(types: dict[str, Any]) -> str:

@@ -169,7 +169,7 @@ def types() -> list[str]:
 def tiny_config(name: str) -> Any:
     """Return a tiny configuration of a type, or of a variant of one."""
     model_type = name.partition(",")[0]
-    config = _small(CONFIG_MAPPING[model_type], VARIANTS.get(name, CHANGES.get(model_type, {})))
+    config = small_config(CONFIG_MAPPING[model_type], VARIANTS.get(name, CHANGES.get(model_type, {})))
     text = config.get_text_config()
     ids = byte_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     for each in {id(config): config, id(text): text}.values():
@@ -178,18 +178,21 @@ def tiny_config(name: str) -> Any:
     return config
 
 
-def _small(kind: type[PreTrainedConfig], changes: Mapping[str, Any]) -> Any:
+def small_config(kind: type[PreTrainedConfig], changes: Mapping[str, Any], sizes: Mapping[str, Any] = SIZES) -> Any:
+    """Return a configuration of a class with small sizes, the class's own defaults, and changes."""
     default = kind()
     settings: dict[str, Any] = {}
     for name in default.sub_configs or {}:
         part, change = getattr(default, name, None), changes.get(name, {})
-        if part is not None:
-            settings[name] = change if isinstance(change, PreTrainedConfig) else _small(type(part), change)
+        if isinstance(change, PreTrainedConfig):
+            settings[name] = change
+        elif part is not None:
+            settings[name] = small_config(type(part), change, sizes)
     known = default.to_dict()
     renamed = {inner: outer for outer, inner in (default.attribute_map or {}).items()}
-    for name, size in SIZES.items():
+    for name, size in sizes.items():
         value = known.get(name, known.get(renamed.get(name, ""), None))
-        if isinstance(value, int) and not isinstance(value, bool) and value:
+        if type(value) is type(size) and value:
             settings[name] = size
     settings |= {name: 0.0 for name, value in known.items() if isinstance(value, float) and _is_random(name)}
     if known.get("kv_lora_rank"):  # latent attention: as many keys as queries, and widths of its own
@@ -215,7 +218,11 @@ def kinds_of(layers: Sequence[Any], *, alternate: bool = True) -> list[Any]:
 def tiny_model(name: str, seed: int = 0) -> Any:
     """Return a tiny model whose weights all matter."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(name), dtype=torch.float32)
+    return with_weights_that_matter(AutoModelForCausalLM.from_config(tiny_config(name), dtype=torch.float32))
+
+
+def with_weights_that_matter(model: Any) -> Any:
+    """Return a model after its weights became random ones that all matter, in evaluation mode."""
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if parameter.ndim >= 2 and "conv" not in path:

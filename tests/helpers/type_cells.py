@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from plain_torch import Tokens, batches_of, conversation_tokens, likelihood_trajectory, load_model
+from plain_torch import batches_of, conversation_tokens, likelihood_trajectory, load_model
 from safetensors import safe_open
 from tiny_runs import Trained, conversations, run_training
 from tiny_types import write_tiny
@@ -64,13 +64,19 @@ class Cell:
     processes: int = 1
     backend: str = "torch"
 
-    def run(self, model: Path, output: Path) -> Trained:
+    def run(self, subject: Subject, output: Path) -> Trained:
         """Train without output."""
-        settings = {**COMMON, **self.settings, "backend.name": self.backend, "logging.run_name": slug(self.name)}
+        settings = {
+            **COMMON,
+            **subject.settings(self),
+            **self.settings,
+            "backend.name": self.backend,
+            "logging.run_name": slug(self.name),
+        }
         if "export.to" in settings:
             settings["export.out"] = str(output / EXPORTED)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return run_training(model, output, ROWS, settings)
+            return run_training(subject.model, output, subject.rows, settings)
 
 
 COMMON: dict[str, Any] = {
@@ -120,22 +126,57 @@ class Expected:
 class Subject:
     """A tiny model in a folder, and the numbers that it should train with."""
 
+    cells = CELLS
+    rows = ROWS
+
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
         self.model = write_tiny(name, folder / "model")
         self.tokens = conversation_tokens(self.model, ROWS)
-        self.expected = plain(self.model, self.tokens)
+        self.expected = plain(self)
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """Return the names of all columns."""
+        alone, together = ([cell.name for cell in cls.cells if (cell.processes > 1) is many] for many in (False, True))
+        return [*alone, EXPORTED, *together]
+
+    @classmethod
+    def refusal(cls, name: str) -> Verdict | None:
+        """Return what comes of a type of which no model needs to be made to know it."""
+        return None
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """Return what all runs with this model need besides."""
+        return {}
+
+    def load(self, folder: Path) -> Any:
+        """Return the model in a folder as transformers reads it."""
+        return load_model(folder)
+
+    def trained(self, module: Any) -> tuple[list[float], list[float]]:
+        """Train plainly, sample by sample; return losses and gradient norms."""
+        batches = batches_of(self.tokens, len(ROWS), STEPS)
+        module.config.use_cache = False  # states are changed in place
+        return likelihood_trajectory(module, batches, steps=STEPS, warmup=0, lr=RATE, eps=EPS)
+
+    @torch.no_grad()
+    def probe(self, folder: Path) -> torch.Tensor:
+        """Return the logits that transformers computes of a fixed text with the model in a folder."""
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        logits: torch.Tensor = module(input_ids=torch.tensor([PROBE]), use_cache=False).logits
+        return logits.float()
 
     def run(self, cell: Cell) -> Verdict:
         """Train under an engine and layout, in this process, and compare."""
         try:
-            trained = cell.run(self.model, self.folder / "out")
+            trained = cell.run(self, self.folder / "out")
         except SwiftError as error:
             return failure(error)
         expected = self.expected
         if cell.name == "LoRA":
-            expected = plain_lora(self.model, self.tokens, trained.folder, cell)
+            expected = plain_lora(self, trained.folder, cell)
         return compared(trained, expected)
 
     def exported(self) -> Verdict:
@@ -145,13 +186,13 @@ class Subject:
         if before != after:
             return Verdict("wrong", f"other names: {sorted(before ^ after)[:3]}")
         assert self.expected.logits is not None
-        off = float((probe_of(folder) - self.expected.logits).abs().max()) / self.expected.change
+        off = float((self.probe(folder) - self.expected.logits).abs().max()) / self.expected.change
         return Verdict("equal") if off <= FAR else Verdict("wrong", f"logits differ by {off:.1e} of their change")
 
     def on_torch(self) -> dict[str, Verdict]:
         """Return the verdicts of all layouts of the torch backend, of the adapters and of the export."""
         found = {}
-        for cell in CELLS:
+        for cell in self.cells:
             if cell.processes == 1:
                 (found[cell.name],) = verdicts(cell, [self])
         found[EXPORTED] = self.exported() if found["padded"].result in ("equal", "wrong") else found["padded"]
@@ -197,44 +238,30 @@ def _together(answers: Sequence[Any]) -> Verdict:
     return max(each, key=lambda verdict: RESULTS.index(verdict.result))
 
 
-def plain(model: Path, tokens: list[Tokens]) -> Expected:
+def plain(subject: Subject) -> Expected:
     """Train with transformers alone, sample by sample."""
-    module: Any = load_model(model).train()
-    losses, norms = _trained(module, tokens)
+    module = subject.load(subject.model).train()
+    losses, norms = subject.trained(module)
     with TemporaryDirectory() as folder:
         module.save_pretrained(folder)
-        logits = probe_of(Path(folder))
-    return Expected(losses, norms, logits, float((logits - probe_of(model)).abs().max()))
+        logits = subject.probe(Path(folder))
+    return Expected(losses, norms, logits, float((logits - subject.probe(subject.model)).abs().max()))
 
 
-def _trained(module: Any, tokens: list[Tokens]) -> tuple[list[float], list[float]]:
-    batches = batches_of(tokens, len(ROWS), STEPS)
-    module.config.use_cache = False  # states are changed in place
-    return likelihood_trajectory(module, batches, steps=STEPS, warmup=0, lr=RATE, eps=EPS)
-
-
-def plain_lora(model: Path, tokens: list[Tokens], run: Path, cell: Cell) -> Expected:
+def plain_lora(subject: Subject, run: Path, cell: Cell) -> Expected:
     """Train the adapters that a run has trained, from where they started, with PEFT alone."""
     settings = json.loads((run / "last-checkpoint" / "adapter_config.json").read_text())
     kept = ("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "task_type", "target_parameters")
     config = LoraConfig(**{name: settings[name] for name in kept if settings.get(name) is not None})
     with named_modules_kept():  # else PEFT takes shared experts for the routed ones
-        module = get_peft_model(load_model(model).train(), config)
-    tuner = config_from_mapping({"model.path": str(model), **cell.settings}).config.tuner
+        module = get_peft_model(subject.load(subject.model).train(), config)
+    tuner = config_from_mapping({"model.path": str(subject.model), **cell.settings}).config.tuner
     with torch.no_grad():
         for path, parameter in module.named_parameters():
             if ".lora_" in path:
                 name = path.replace(".default", "")
                 parameter.copy_(tuner_of(tuner).initial(name, parameter.shape, 42))
-    return Expected(*_trained(module, tokens))
-
-
-@torch.no_grad()
-def probe_of(folder: Path) -> torch.Tensor:
-    """Return the logits that transformers computes of a fixed text with the model in a folder."""
-    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    logits: torch.Tensor = module(input_ids=torch.tensor([PROBE]), use_cache=False).logits
-    return logits.float()
+    return Expected(*subject.trained(module))
 
 
 def names_in(folder: Path) -> set[str]:

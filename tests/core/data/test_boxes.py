@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_images
 from encode_row import asked, encode_row, media_encoder
-from tiny_architectures import ARCHITECTURES
+from tiny_image_types import tiny_image_parts
 from tiny_images import image_files
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -34,9 +35,7 @@ def row(answer: str = "<bbox>", question: str = "<image>Where is <ref-object>?",
 
 @cache
 def processor_of(kind: str) -> Any:
-    processor = ARCHITECTURES[kind]()[2]
-    processor.tokenizer.chat_template = processor.chat_template
-    return processor
+    return tiny_image_parts(kind)[1] if kind == "internvl" else tiny_images.processor_of(kind)
 
 
 def learned(kind: str, rows: dict[str, Any], folder: Path, **settings: Any) -> tuple[str, str]:
