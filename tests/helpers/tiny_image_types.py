@@ -194,7 +194,7 @@ CHANGES: dict[str, Change] = {
     ),
 }  # fmt: skip
 _TIMM = "its vision encoder needs timm, which is not installed"
-_CODES = "its configuration lists tokens for the codes of images"
+_CODES = "its configuration lists a token for each quantized value of an image"
 _FIRST = "its processor puts one image before all text, and takes no other"
 NOT_MADE: dict[str, str] = {
     "blip-2": _FIRST,
@@ -208,7 +208,7 @@ NOT_MADE: dict[str, str] = {
     "idefics2": "its loss differs from that of plain transformers by 4e-4, for a reason that is not known yet",
     "inkling_mm_model": "transformers initializes its weights with scipy, which is not installed",
     "instructblip": _FIRST,
-    "mllama": "reads images by cross-attention beside its text; swift trains its language model alone",
+    "mllama": "reads images by cross-attention; swift trains its language model alone",
     "mistral4": "reads no images, and is in the table above",
     "nemotron_h_omni": "the part of its processor that hears needs librosa, which is not installed",
     "perception_lm": _TIMM,
