@@ -292,9 +292,9 @@ def _types_with_images(results: dict[str, Any]) -> list[str]:
         "The samples of plain transformers are made by the model's own processor, called as its documentation shows. "
         "All weights are trained, the vision encoder included, but with LoRA the language model alone. swift has no "
         "list of types: the processor turns images into tokens, and before training swift checks that samples with "
-        "images in one batch do not affect each other.",
-        f"Command: `{facts['command']}`, in an environment with torchvision. Versions: {versions}. Without "
-        "torchvision, swift uses the processors that transformers has for Pillow, and leaves out the part for videos.",
+        "images in one batch do not affect each other. An empty cell was not measured.",
+        f"Command: `{facts['command']}`, which uses torchvision for these. Versions: {versions}. Without torchvision, "
+        "swift uses the processors that transformers has for Pillow, and leaves out the part for videos.",
         _types(types),
         "### Why types that read images are refused",
         _refusals(types),
@@ -306,16 +306,14 @@ def _types_with_images(results: dict[str, Any]) -> list[str]:
 def _types(types: dict[str, Any]) -> str:
     """Return the table of types and what came of each."""
     columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
-    counts = {column: [cells[column]["result"] for cells in types.values()] for column in columns}
-    trained = [sum(result == "equal" for result in each) for each in counts.values()]
+    results = [[cells[each]["result"] if each in cells else "" for each in columns] for cells in types.values()]
+    trained = [sum(result == "equal" for result in column) for column in zip(*results, strict=True)]
     rows = [
         f"| type | {' | '.join(columns)} |",
         f"|---|{'---|' * len(columns)}",
         f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} |",
     ]
-    rows += [
-        f"| `{name}` | {' | '.join(cells[column]['result'] for column in columns)} |" for name, cells in types.items()
-    ]
+    rows += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in zip(types, results, strict=True)]
     return "\n".join(rows)
 
 

@@ -19,7 +19,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.json"
 LISTED: dict[str, dict[str, Any]] = json.loads(PAGE.read_text(encoding="utf-8"))["images"]["types"]
 SELECTED = {
     "gemma3": "images that are read in both directions",
-    "idefics2": "images that are padded to the largest of a batch: refused",
     "idefics3": "tiles, with a number of them of each sample",
     "internvl": "tiles, and patches shuffled into channels",
     "llava_next": "tiles of which the padding is left out",
@@ -46,7 +45,6 @@ def test_page_lists_every_type_that_reads_images() -> None:
     assert set(LISTED) == set(types()) - set(NOT_MADE)
     results = {verdict["result"] for cells in LISTED.values() for verdict in cells.values()}
     assert results == {"equal", "refused"}
-    assert sum(cells["padded"]["result"] == "equal" for cells in LISTED.values()) >= 60
 
 
 @pytest.mark.parametrize("name", tiered(SELECTED, QUICK))

@@ -166,7 +166,8 @@ def test_broken_image_body_is_found_on_full_decode(folder: Path) -> None:
     (folder / "body.png").write_bytes(whole[: len(whole) // 2])
     encoder = media_encoder(processor_of("qwen2_5_vl"), folder)
     row = asked("<image>", images=["body.png"])
-    for each in (TWO, TWO, row):  # the first texts are decoded anyway, to be compared with the processor
+    one = asked("<image>", images=["0.png"])
+    for each in (one, one, row):  # the first texts are decoded anyway, to be compared with the processor
         encode_row(encoder, each, folder)
     with pytest.raises(Unusable, match="broken image"):
         encode(row, folder, media_check="decode")

@@ -30,10 +30,10 @@ def test_class_that_reads_images_is_found(model_type: str, name: str) -> None:
     [
         ("florence2", "an encoder-decoder. swift trains decoder-only models."),
         ("t5gemma2", "an encoder-decoder. swift trains decoder-only models."),
-        ("kosmos-2", r"does not read images in place of tokens of its text \(it has no get_image_features\)\."),
+        ("kosmos-2", r"does not put images among the tokens of its text \(it has no get_image_features\)\."),
         (
             "instructblipvideo",
-            r"does not read images in place of tokens of its text \(it has no get_image_features\)\.",
+            r"does not put images among the tokens of its text \(it has no get_image_features\)\.",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def encoder_class(config: Any) -> Any:
 
 
 def _puts_images_among_tokens(kind: Any, config: Any) -> bool:
-    """Return whether a decoder reads what an encoder makes of images in place of tokens of its text."""
+    """Return whether a decoder reads what an encoder makes of images among the tokens of its text."""
     from transformers.models.auto import modeling_auto as auto
 
     if _encodes_first(config) or _encodes_first(config.get_text_config()):
@@ -103,7 +103,7 @@ def refusal(config: Any, name: str) -> str:
     if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
         return (
-            f"{kind}. swift does not train {found}: it does not read images in place of tokens of its text "
+            f"{kind}. swift does not train {found}: it does not put images among the tokens of its text "
             "(it has no get_image_features)."
         )
     if type(config) in auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:

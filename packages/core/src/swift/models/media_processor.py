@@ -221,7 +221,23 @@ class MediaProcessor:
 
     def replacements(self, seen: Sequence[MediaRef]) -> list[str]:
         """Return what takes the place of the placeholders of whole files."""
-        return self._expanded([(each.kind, self.open(each)) for each in seen])
+        contents = [(each.kind, self.open(each)) for each in seen]
+        made = self._expanded(contents)
+        if self._tells and len(seen) > 1:
+            self._check_joined(contents, made)
+        return made
+
+    def _check_joined(self, contents: Sequence[tuple[str, Any]], made: Sequence[str]) -> None:
+        """Refuse a processor that makes other tokens of media that follow each other than of each."""
+        around = [self._around(kind) for kind, _ in contents]
+        text = "".join(f"{before}{each}{after}" for (before, after), each in zip(around, made, strict=True))
+        joined = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if list(joined) != self._call(contents)["input_ids"][0].tolist():
+            raise ModelError(
+                "The processor of this model writes images that follow each other in another way than each by itself, "
+                "which swift does not do.",
+                hint="Put text between the images of a row.",
+            )
 
     def of_blank(self, seen: Sequence[MediaRef]) -> list[str]:
         """Return the same for something blank as large."""
@@ -267,14 +283,14 @@ class MediaProcessor:
         return content
 
     def _blank(self, reference: MediaRef) -> Any:
-        """Return silence or an image of the size that the processor is given."""
+        """Return silence, or an image of noise of the size that the processor is given."""
         if reference.kind == "audio":
             return np.zeros(length_at(reference.frames, reference.rate, self.rate), np.float32)
         from PIL import Image
 
         # Not of one color: a model that mixes images in a batch would mix what is the same.
-        size = self.size_of(reference.width, reference.height)
-        return Image.radial_gradient("L").resize(size).convert("RGB")
+        width, height = self.size_of(reference.width, reference.height)
+        return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
     def smallest(self, kind: str) -> MediaRef:
         """Return a reference to something blank that costs little: what stands in where a process has none."""
