@@ -333,8 +333,8 @@ class Search:
 
     def types_of_layers(self) -> set[str]:
         """Return the types of the layers in which, or around which, a module is called sample by sample."""
-        config: Any = self.decoder.config
-        types = getattr(config.get_text_config(), "layer_types", None) or []
+        config: Any = getattr(self.decoder, "config", None)  # a head of this name has none
+        types = () if config is None else getattr(config.get_text_config(), "layer_types", None) or ()
         lists = [each for each in self.decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == len(types)]
         inside = {id(part) for module in self.modules for part in module.modules()}
         return {
