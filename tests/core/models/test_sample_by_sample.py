@@ -19,7 +19,7 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
 from swift.models import sample_by_sample
 from swift.models.attention import choose_attention
-from swift.models.sample_by_sample import CHECKPOINTING, Row
+from swift.models.sample_by_sample import CHECKPOINTING, PackedRow
 from swift.models.view import ViewModule
 
 LENGTHS = (23, 49, 11, 57, 1, 2, 36, 31)
@@ -158,7 +158,7 @@ def test_generation_sees_no_samples() -> None:
 
 def test_batches_hold_each_token_once() -> None:
     """Samples of similar lengths are computed together, and every token is found where it was computed."""
-    row = Row(LENGTHS)
+    row = PackedRow(LENGTHS)
     batches, back = row.batches(torch.device("cpu"))
     assert 1 < len(batches) < len(LENGTHS)
     assert sum(len(batch) for batch in batches) == len(LENGTHS)
@@ -198,7 +198,7 @@ def test_calls_with_unknown_tokens_are_refused() -> None:
     view = view_of(model)
     mixer: Any = view.by_sample[0]
     hidden = torch.randn(1, 10, model.config.hidden_size)
-    with Row((4, 6)), pytest.raises(ModelError, match="with seq_idx"):
+    with PackedRow((4, 6)), pytest.raises(ModelError, match="with seq_idx"):
         mixer(hidden, seq_idx=torch.ones(1, 10))
 
 

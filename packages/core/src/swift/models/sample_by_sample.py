@@ -35,7 +35,7 @@ _OF_KERNELS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_
 """What FlashAttention is told about a whole row; without it, it takes each row of a batch for one sample."""
 
 
-class Row(AbstractContextManager["Row"]):
+class PackedRow(AbstractContextManager["PackedRow"]):
     """The samples that lie end to end in the row that is computed inside; without lengths, each row is a sample."""
 
     def __init__(self, lengths: Sequence[int] = (), ratio: float = 1.5) -> None:
@@ -43,10 +43,10 @@ class Row(AbstractContextManager["Row"]):
         self.ratio = ratio
         """How much longer than a sample the batch may be in which it is computed."""
         self.starts = [0, *accumulate(lengths)][:-1]
-        self._outer: list[Token[Row | None]] = []
+        self._outer: list[Token[PackedRow | None]] = []
         self._indexes: dict[torch.device, tuple[list[torch.Tensor], torch.Tensor]] = {}
 
-    def __enter__(self) -> Row:
+    def __enter__(self) -> PackedRow:
         self._outer.append(_ROW.set(self))
         return self
 
@@ -80,7 +80,7 @@ class Row(AbstractContextManager["Row"]):
         return self._indexes[device]
 
 
-_ROW: ContextVar[Row | None] = ContextVar("row", default=None)
+_ROW: ContextVar[PackedRow | None] = ContextVar("row", default=None)
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -155,7 +155,7 @@ def _by_sample(forward: Callable[..., Any], kind: Kind, signatures: Mapping[Kind
             )
         if row is None or len(row.lengths) < 2:
             return forward(*positional, **named)
-        with Row():
+        with PackedRow():
             return _Calls(forward, kind[1], signatures[kind], row, positional, named).of(forward)
 
     return by_sample
@@ -169,7 +169,7 @@ class _Calls:
         forward: Callable[..., Any],
         name: str,
         found: Signature,
-        row: Row,
+        row: PackedRow,
         positional: tuple[Any, ...],
         named: dict[str, Any],
     ) -> None:
@@ -333,8 +333,8 @@ class Search:
 
     def types_of_layers(self) -> set[str]:
         """Return the types of the layers in which, or around which, a module is called sample by sample."""
-        config: Any = self.decoder.config
-        types = getattr(config.get_text_config(), "layer_types", None) or []
+        config: Any = getattr(self.decoder, "config", None)  # a head of this name has none
+        types = () if config is None else getattr(config.get_text_config(), "layer_types", None) or ()
         lists = [each for each in self.decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == len(types)]
         inside = {id(part) for module in self.modules for part in module.modules()}
         return {

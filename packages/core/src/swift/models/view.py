@@ -45,7 +45,7 @@ from swift.models.neftune import NeftuneNoise
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.router_losses import AddUp
 from swift.models.routers import Routers
-from swift.models.sample_by_sample import Row, Search, call_by_sample
+from swift.models.sample_by_sample import PackedRow, Search, call_by_sample
 from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model
 from swift.models.view_check import (
@@ -237,7 +237,7 @@ class ViewModule(nn.Module):
         lengths = (
             () if batch.boundaries is None else packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1]).lengths
         )
-        with Row(lengths, self._ratio) if self.by_sample else nullcontext():
+        with PackedRow(lengths, self._ratio) if self.by_sample else nullcontext():
             return model(**self.inputs(batch), **self._of_media(batch))
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
