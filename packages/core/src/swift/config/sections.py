@@ -82,7 +82,7 @@ class ModelSection(Section):
     pooling: Literal["last", "mean", "cls"] = Field(
         "last",
         description="The vector of a text: the hidden state of its last token, their mean, or that of its first; "
-        "default: what modules.json says, else mean for an encoder and last for a decoder",
+        "default: what modules.json declares, else mean for an encoder and last for a decoder",
     )
     value_head: bool = Field(
         False,

@@ -47,12 +47,12 @@ def attention_both_ways(
     if packing.edges is not None and (dtype := flash_dtype(query)) is not None:
         row = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
         return _all_at_once((*row,), packing, dropout, scaling, sliding_window)[None], None
-    parts = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
+    queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = [
         scaled_dot_product_attention(
-            *sample, attn_mask=_window(sample[0], sliding_window), dropout_p=dropout, scale=scaling
+            own, seen, read, attn_mask=_window(own, sliding_window), dropout_p=dropout, scale=scaling
         ).transpose(1, 2)
-        for sample in zip(*parts, strict=True)
+        for own, seen, read in zip(queries, keys, values, strict=True)
     ]
     return torch.cat(outputs, dim=1), None
 

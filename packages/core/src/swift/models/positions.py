@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift.errors import DataError
+from swift.models.config_file import StoredConfig
 
 _KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """What architectures call the number of positions; the first that a configuration has counts."""
@@ -36,9 +37,7 @@ def positions_of(model_config: Any) -> Positions | None:
     found = [value for key in _KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
     if not found or getattr(text, "alibi", False):
         return None
-    from swift.models.encoders import first_position
-
-    count = found[0] - first_position(model_config)
+    count = found[0] - _first(model_config)
     reach, scaling = float(count), ""
     for rope in _ropes(text):
         kind = str(rope.get("rope_type", rope.get("type", "default")))
@@ -47,6 +46,15 @@ def positions_of(model_config: Any) -> Positions | None:
         if kind != "default" and scaled > reach:
             reach, scaling = scaled, kind
     return Positions(count, reach, scaling)
+
+
+def _first(model_config: Any) -> int:
+    """Return the first position that a token has, of a configuration of transformers; 0 of the content of a file."""
+    if isinstance(model_config, StoredConfig):
+        return 0
+    from swift.models.encoders import first_position
+
+    return first_position(model_config)
 
 
 def rope_by_length(longest: int, model_config: Any) -> str | None:
