@@ -88,7 +88,7 @@ def _train(model: Path, output: Path, name: str, steps: int, resume: str | None,
 
 WRONG: dict[str, tuple[str, Callable[[dict[str, str]], Any]]] = {
     "norms of heads are whole": ("qwen3", lambda plan: [plan.pop(f"layers.*.self_attn.{each}_norm") for each in "qk"]),
-    "keys that heads share": ("deepseek_v3", lambda plan: plan.pop("layers.*.self_attn.kv_a_proj_with_mqa")),
+    "keys that heads share": ("deepseek_v2", lambda plan: plan.pop("layers.*.self_attn.kv_a_proj_with_mqa")),
     "packed matrices cut as one": (
         "mixtral", lambda plan: plan.update({"layers.*.mlp.experts.gate_up_proj": "colwise"})
     ),
@@ -128,14 +128,14 @@ def _derived(name: str) -> dict[str, bool]:
 @contextmanager
 def _probe(name: str) -> Iterator[tuple[Any, Any]]:
     from swift_backend_fsdp.tensor_parallel import apply_spec
-    from swift_backend_fsdp.tensor_parallel_check import Probe
+    from swift_backend_fsdp.tensor_parallel_check import PlanCheck
 
     dist.init_process_group("gloo")
     model = tiny_model(name)
     small = shrunk_model(type(model.get_decoder()), model.config, ways=2)
     assert small is not None
     try:
-        yield Probe(small, init_device_mesh("cpu", (2,)), apply_spec), model
+        yield PlanCheck(small, init_device_mesh("cpu", (2,)), apply_spec), model
     finally:
         dist.destroy_process_group()
 

@@ -24,7 +24,7 @@ def test_experts_are_cut_along_their_width() -> None:
 
 
 def test_latent_attention_adds_up_shared_keys() -> None:
-    spec = tensor_parallel_spec(tiny_model("deepseek_v3"), ways=2)
+    spec = tensor_parallel_spec(tiny_model("deepseek_v2"), ways=2)
     assert spec.tails[f"{LAYER}.self_attn.kv_a_proj_with_mqa"] == 8
     assert spec.cut[f"{LAYER}.self_attn.kv_b_proj"] == "colwise"
 
@@ -45,7 +45,7 @@ def test_adapters_on_stacked_experts_are_refused() -> None:
 
 def test_plans_are_derived_from_structure() -> None:
     """Interleaved experts with biases, of which the last is added once; an MLP in a block; a fused one."""
-    experts, mlp, fused = (derived_plans(tiny_model(name)) for name in ("gpt_oss", "opt", "granitemoeshared"))
+    experts, mlp, fused = (derived_plans(tiny_model(name)) for name in ("gpt_oss", "opt", "granitemoehybrid"))
     name = "layers.*.mlp.experts"
     assert {
         name: "moe_tp_experts",

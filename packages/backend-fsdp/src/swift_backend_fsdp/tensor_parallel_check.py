@@ -51,13 +51,13 @@ def checked_plan(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> TensorPara
     return found
 
 
-def _probe(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> Probe | None:
+def _probe(view: ViewModule, mesh: DeviceMesh, apply: Apply) -> PlanCheck | None:
     """Return a small copy to try plans on; None where none can be built and trained."""
     small = view.small_copy(ways=mesh.size())
     if small is None:
         return None
     try:
-        return Probe(small, mesh, apply)
+        return PlanCheck(small, mesh, apply)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # code that cannot be differentiated in evaluation
@@ -72,7 +72,7 @@ def _fits(model: nn.Module, plan: TensorParallelPlan, ways: int) -> bool:
     return True
 
 
-class Probe:
+class PlanCheck:
     """A small copy of the model, the same on all processes, and its own numbers."""
 
     def __init__(self, small: Any, mesh: DeviceMesh, apply: Apply) -> None:
@@ -111,8 +111,8 @@ class Probe:
     @torch.enable_grad()
     def _numbers(self, model: Any, partial: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what the model computes, and the whole gradient of each parameter."""
-        answer = model(input_ids=self.ids, use_cache=False)
-        output = answer.logits if hasattr(answer, "logits") else answer.last_hidden_state
+        returned = model(input_ids=self.ids, use_cache=False)
+        output = returned.logits if hasattr(returned, "logits") else returned.last_hidden_state
         yield "output", output.detach()
         weights = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).view_as(output)
         (output * weights.cos()).sum().backward()
@@ -134,7 +134,7 @@ class Probe:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from logging what fails: an answer here, and no error."""
+    """Keep torch from logging what fails: the check reports it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
