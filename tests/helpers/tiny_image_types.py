@@ -204,8 +204,6 @@ NOT_MADE: dict[str, str] = {
     "fuyu": _FIRST,
     "gemma3n": _TIMM,
     "git": _FIRST,
-    "got_ocr2": "was not measured: it reads 4,096 patches of each image",
-    "idefics2": "its loss differs from that of plain transformers by 4e-4, for a reason that is not known yet",
     "inkling_mm_model": "transformers initializes its weights with scipy, which is not installed",
     "instructblip": _FIRST,
     "mllama": "reads images by cross-attention; swift trains its language model alone",

@@ -59,6 +59,11 @@ def check_plan(run: RequestedRun) -> None:
             f"tensor parallel cannot shard weights that are stored as {tuner.quantize}.",
             hint="Type --parallel.tp 1 (FSDP shards them all the same), or --tuner.quantize none.",
         )
+    if parallel.ep > 1 and tuner.quantize != "none":
+        raise UnsupportedLayout(
+            f"expert parallel cannot distribute experts that are stored as {tuner.quantize}.",
+            hint="Type --parallel.ep 1 (FSDP shards them all the same), or --tuner.quantize none.",
+        )
     lora = tuner.options(LoraOptions)
     if parallel.tp > 1 and (lora.dora or lora.modules_to_save):
         what = "DoRA needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"

@@ -223,20 +223,21 @@ class MediaProcessor:
         """Return what takes the place of the placeholders of whole files."""
         contents = [(each.kind, self.open(each)) for each in seen]
         made = self._expanded(contents)
-        if self._tells and len(seen) > 1:
-            self._check_joined(contents, made)
+        if len(seen) > 1 or not self._tells:
+            self._check_text(contents, made)
         return made
 
-    def _check_joined(self, contents: Sequence[tuple[str, Any]], made: Sequence[str]) -> None:
-        """Refuse a processor that makes other tokens of media that follow each other than of each."""
-        around = [self._around(kind) for kind, _ in contents]
+    def _check_text(self, contents: Sequence[tuple[str, Any]], made: Sequence[str]) -> None:
+        """Refuse a processor that changes more of a text than its placeholders, as Idefics 2's does around images."""
+        around = [self._around(kind) if self._tells else ("", "") for kind, _ in contents]
+        after_all = "" if self._tells else "a"
         text = "".join(f"{before}{each}{after}" for (before, after), each in zip(around, made, strict=True))
-        joined = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if list(joined) != self._call(contents)["input_ids"][0].tolist():
+        own = self.processor.tokenizer(f"{text}{after_all}", add_special_tokens=False)["input_ids"]
+        if list(own) != self._call(contents, after_all)["input_ids"][0].tolist():
             raise ModelError(
-                "The processor of this model writes images that follow each other in another way than each by itself, "
-                "which swift does not do.",
-                hint="Put text between the images of a row.",
+                "The processor of this model changes the text next to images, or writes images that follow each other "
+                "in another way than each by itself. swift does not do either.",
+                hint="Leave images out of the rows, or choose another model.",
             )
 
     def of_blank(self, seen: Sequence[MediaRef]) -> list[str]:
