@@ -37,7 +37,7 @@ class ImageSubject(Subject):
         self.model = folder / "model"
         self.processor = write_tiny_image(name, self.model)
         image_files(folder, SIZES)
-        self._requested = inspect.signature(self.load(self.model).base_model.forward).parameters
+        self._requested = frozenset(inspect.signature(self.load(self.model).base_model.forward).parameters)
         self.rows = [_with_images(row, held) for row, held in zip(ROWS, HELD, strict=True)]
         self.expected = plain(self)
 

@@ -196,7 +196,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--loss_scale ignore_empty_think", "--loss_scale default"),
     ("--loss_scale hermes", "last_round"),
     ("--use_unsloth true", "--use_liger_kernel true"),
-    ("--attn_impl flash_attention_3", "--attn_impl flash_attn"),
     ("--use_hf false", "ms::OWNER/NAME"),
     ("--device_map sequential", "--backend fsdp"),
     ("--device cuda:1", "CUDA_VISIBLE_DEVICES=1"),

@@ -291,8 +291,9 @@ def test_short_names_match_what_is_meant_and_no_more() -> None:
     assert short_names(["h.0.q", "m.0"], ["h.1.q", "n.0"]) == ["h.0.q", "m.0"]
 
 
-def test_tensor_parallel_refuses_adapters_on_experts() -> None:
-    """Transformers' plan cuts the tensors inside PEFT's wrapper, which adds whole products to them."""
-    tensor_parallel_spec(with_adapters(made(qwen2_moe)))
-    with pytest.raises(UnsupportedLayout, match="Adapters on experts are not offered with tensor parallelism"):
-        tensor_parallel_spec(with_experts(made(qwen2_moe)))
+def test_tensor_parallel_refuses_adapters_on_experts(deepseek: Any) -> None:
+    """Where a plan cuts experts, it cuts the tensors inside PEFT's wrapper, which adds whole products to them."""
+    tensor_parallel_spec(with_experts(made(qwen2_moe)))  # whose experts stay whole
+    tensor_parallel_spec(with_adapters(tiny("deepseek-v3")))
+    with pytest.raises(UnsupportedLayout, match="with adapters on its stacked experts"):
+        tensor_parallel_spec(with_experts(deepseek))

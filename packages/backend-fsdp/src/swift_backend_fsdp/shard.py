@@ -63,6 +63,16 @@ class FsdpRoot(nn.Module):
         view: ModelView = self.view(batch, needs)
         return view
 
+    def gather_each_once(self) -> None:
+        """Gather each unit, and free it: FSDP accumulates no gradients of one that it has never gathered.
+
+        Such as the encoder of a model that trains on text alone.
+        """
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+                module.reshard()
+
     def reshard_all(self) -> None:
         """Reshard, which a forward pass without a backward pass leaves undone: parameters are DTensors again."""
         for module in self.modules():
@@ -91,6 +101,7 @@ class FsdpState(TorchState):
             _allocate(root, "cpu" if options.offload else self.arithmetic.device, buffers=meshes.fsdp.device_type)
             fill(run, view.model, model.source, _keep)
         _check(root, meshes)
+        root.gather_each_once()
         root.reshard_all()  # FSDP has seen all weights that are ever trained by now
         return view
 

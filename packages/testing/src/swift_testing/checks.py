@@ -334,7 +334,7 @@ class Checks:
             assert refusal is not None, f"{settings} is not among the capabilities, and was not refused"
             assert refusal.message, f"{settings}: refused without a reason"
 
-    def claims_are_tried(self, dimensions: frozenset[str]) -> None:
+    def claims_are_tried(self, dimensions: frozenset[str] = frozenset(PARALLEL)) -> None:
         """Every one of these dimensions that the backend claims is part of a layout."""
         tried = {key for layout in self.layouts for key in layout.parallel}
         sharing = {"dp_replicate", "dp_shard"}

@@ -184,7 +184,7 @@ class HfSource:
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
-        if name in self._unused:
+        if name in self.unused_names:
             return self._files.read(name)
         if name == VALUE_HEAD:
             return initial_head(self.shape(name), seed=self._seed)
@@ -200,10 +200,10 @@ class HfSource:
 
         None of a model that is exported for another task, or out of a quantised folder: they would not fit.
         """
-        return [] if self.task != CAUSAL_LM or "quantization_config" in self._config_json else self._unused
+        return [] if self.task != CAUSAL_LM or "quantization_config" in self._config_json else self.unused_names
 
     @cached_property
-    def _unused(self) -> list[str]:
+    def unused_names(self) -> list[str]:
         """Names in the files for which the model has no parameter or buffer."""
         if self.random:
             return []

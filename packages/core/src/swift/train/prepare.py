@@ -249,6 +249,8 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
             f"{len(extra)} weights in {source.folder} are not trained, and exports keep them: "
             f"{source.config.model_type} has no modules for them in transformers. First: {extra[0]}"
         )
+    elif unused := source.unused_names:
+        run.say(f"{len(unused)} weights in {source.folder} are not part of the model: left out. First: {unused[0]}")
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
     config = config.model_copy(update={"model": config.model.model_copy(update={"pooling": source.pooling})})
     run = replace(run, config=config)

@@ -17,12 +17,7 @@ IN_BACKWARD = "updates during the backward pass do not allow gradient clipping."
 LITTLE_STATE = "To save memory type --optim adamw_4bit or q_galore, or --deepspeed zero3_offload"
 _NO_OPTIMIZER = Refused("this optimizer is not implemented.", _OPTIMIZERS)
 
-UNSUPPORTED_ATTENTION = {
-    **dict.fromkeys(
-        ("flash_attention_3", "flash_attn_3", "fa3"), Refused("FlashAttention 3 is not supported.", _KERNELS)
-    ),
-    **dict.fromkeys(("flex_attention", "xformers"), Refused("this attention kernel is not supported.", _KERNELS)),
-}
+UNSUPPORTED_ATTENTION = {"xformers": Refused("this attention kernel is not supported.", _KERNELS)}
 UNSUPPORTED_DEVICES = {
     name: Refused(
         "GPUs are not selected by number.", f"Type CUDA_VISIBLE_DEVICES={name.rpartition(':')[2]} before the command."
