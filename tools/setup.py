@@ -100,7 +100,7 @@ def install() -> None:
     say("lm-evaluation-harness, in a folder of its own")
     harness = ("--target", str(HARNESS), "--requirement", str(PINS / "harness.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *harness)
-    say("a small pretrained model, in a folder of its own")
+    say("small pretrained models, in a folder of their own")
     real = ("--target", str(REAL), "--requirement", str(PINS / "real.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *real)
     say("experiment trackers, in an environment of their own")
