@@ -324,7 +324,7 @@ class AttendsAcrossSamples(DataParallelBackend):
         from swift.models import view as module
 
         real = module.packing_of
-        module.packing_of = lambda boundaries, tokens, device: real([0, tokens], tokens, device)
+        module.packing_of = lambda boundaries, tokens, device=None: real([0, tokens], tokens, device)
         try:
             return step(run, state, batch, objective)
         finally:
