@@ -26,7 +26,7 @@ from swift.parsing.tasks import EMBEDDING
 _POOLER = "pooler"
 
 
-def encoder_class(config: Any, task: str) -> Any:
+def class_of_encoder(config: Any, task: str) -> Any:
     """Return transformers' class for a task of an encoder; for vectors without its pooler, which nothing would train.
 
     Raises `ModelError` where transformers has no such class.

@@ -15,7 +15,7 @@ import xxhash
 from swift.contracts import WeightStream
 from swift.errors import ModelError
 from swift.models.classes import causal_class, has_encoder, is_encoder
-from swift.models.encoders import encoder_class, encoder_head_modules
+from swift.models.encoders import class_of_encoder, encoder_head_modules
 from swift.parsing.tasks import EMBEDDING
 
 HEAD_MODULE = "score"
@@ -35,7 +35,7 @@ def class_of_task(config: Any, task: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     if is_encoder(config):
-        return encoder_class(config, task)
+        return class_of_encoder(config, task)
     kind = type(config)
     writer = causal_class(config)
     if kind not in auto.MODEL_MAPPING or writer is None:
