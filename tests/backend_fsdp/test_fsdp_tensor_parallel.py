@@ -31,6 +31,7 @@ CELLS = {
 TYPES = {
     "mixtral": "stacked experts, two matrices packed in one",
     "phi3": "fused matrices, gathered before they are split",
+    "phi4_multimodal": "an encoder that rows of text never reach, and accumulated gradients",
     "deepseek_v3": "latent attention, shared experts",
     "gpt_oss": "no plan: interleaved experts with biases, sinks in whole attention",
     "bloom": "no plan, and attention that counts its heads: MLPs alone",

@@ -133,7 +133,7 @@ class _LocalForward:
         self.module, self.cuts, self.group = module, cuts, group
         self._forward = module.forward
         # How many tokens an expert gets is known only when they come.
-        module.forward = torch.compiler.disable(self.sum if adds else self.part)  # type: ignore[no-untyped-call]
+        module.forward = torch.compiler.disable(self.sum if adds else self.part)  # type: ignore[no-untyped-call]  # torch's
 
     def part(self, *given: Any, **named: Any) -> Any:
         """Compute with the shards."""
