@@ -278,7 +278,7 @@ def _rows_of(kind: Any) -> dict[str, Any]:
 
 
 def _processor(name: str, config: Any, change: Change) -> tuple[Any, str]:
-    """Return the processor of a type, and the token that it repeats in place of an image."""
+    """Return the processor of a type, and the token that it repeats for an image."""
     kind = getattr(transformers, change.kind or PROCESSOR_MAPPING_NAMES[name])
     plain = tokenizer_with((), {})
     asked = AskedTokenizer(
