@@ -127,11 +127,11 @@ def test_recomputation_knows_the_samples_of_its_own_row() -> None:
     model = tiny_model("qwen3_5_text")
     view = view_of(model)
     batches = [collate(samples(), flat=True), collate(samples(1)[::-1], flat=True)]
-    sum(packed_loss(view, batch) for batch in batches).backward()  # type: ignore[union-attr]
+    sum(packed_loss(view, batch) for batch in batches).backward()  # type: ignore[union-attr]  # a sum of tensors
     expected = gradients(model)
     model.gradient_checkpointing_enable(CHECKPOINTING)
     model.train()
-    sum(packed_loss(view, batch) for batch in batches).backward()  # type: ignore[union-attr]
+    sum(packed_loss(view, batch) for batch in batches).backward()  # type: ignore[union-attr]  # a sum of tensors
     assert_equal(gradients(model), expected)
 
 

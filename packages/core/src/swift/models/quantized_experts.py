@@ -153,7 +153,7 @@ def _param_wrapper(original: Any) -> Any:
             packed = module._parameters[self.parameter_name]
             scales: Scales | None = getattr(module, "expert_scales", {}).get(self.parameter_name)
             if scales is None:
-                return super().get_param()  # type: ignore[no-any-return]
+                return super().get_param()  # type: ignore[no-any-return]  # PEFT has no types
             return torch.empty((), dtype=scales.dtype, device=packed.device).expand(scales.shape)  # for its shape
 
         @contextmanager
@@ -187,12 +187,12 @@ class _Blocks:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.states[0].dtype  # type: ignore[no-any-return]
+        return self.states[0].dtype  # type: ignore[no-any-return]  # bitsandbytes has none
 
     def dense(self, packed: torch.Tensor) -> torch.Tensor:
         dequantize = self.functional.dequantize_4bit
         if len(self.states) == 1:
-            return dequantize(packed, self.states[0])  # type: ignore[no-any-return]
+            return dequantize(packed, self.states[0])  # type: ignore[no-any-return]  # nor here
         each = [state.shape.numel() * len(packed) // self.shape.numel() for state in self.states]
         weight = torch.empty(self.shape, dtype=self.dtype, device=packed.device)
         runs = torch.split(weight, [state.shape[0] for state in self.states])
