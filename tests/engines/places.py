@@ -134,7 +134,8 @@ def _whole() -> Iterator[Pair]:
 
 def _covering() -> Iterator[Pair]:
     yield from _around("clipped", PLACES)
-    yield from {*_around("clipped", EXPERT_PLACES, EXPERTS), *_both_ways("clipped", FSDP_EXPERTS, EXPERTS)}
+    experts = (*_around("clipped", EXPERT_PLACES, EXPERTS), *_both_ways("clipped", FSDP_EXPERTS, EXPERTS))
+    yield from dict.fromkeys(experts)
     yield from _around("lora", PLACES[::5])
     yield from _around("dpo", PLACES[1::7])
     yield from _around("dpo, lora", PLACES[3::5])
