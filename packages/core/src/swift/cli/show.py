@@ -17,8 +17,7 @@ from swift.plugins.blame import error_line
 from swift.plugins.discover import allowed_plugins
 from swift.plugins.hooks import describe_plan
 from swift.plugins.kinds import KINDS
-from swift.plugins.load import load, load_backend, load_objective
-from swift.plugins.objective import make_objective
+from swift.plugins.load import load, load_backend
 from swift.processes.group import wanted_group
 from swift.terminal import IMPORTS, print_note, waiting
 
@@ -98,9 +97,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
     with waiting(f"Opening {config.model.path}"):
         source = open_source(config.model, say=print_note, seed=config.train.seed)
         tokenizer, processor = source.tokenizer, source.processor
-    objective = make_objective(
-        load_objective(config.objective.name), parsed.objective_options, tokenizer, model=config.model
-    )
+    objective = parsed.objective.for_model(config.model).for_tokenizer(tokenizer)
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(
         config.data.model_copy(update=first_rows),

@@ -55,7 +55,7 @@ def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
     _check_objective(file, layer)
     parsed = resolve([file, layer], command, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
-    _check_code(file, layer, type(parsed.objective_options))
+    _check_code(file, layer, type(parsed.objective.options))
     if complete:
         _check_complete(parsed.config, command)
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}

@@ -60,7 +60,8 @@ class Parsed:
     config: Config
     """With the own options of the selected plugins filled in."""
     backend_options: BaseModel
-    objective_options: BaseModel
+    objective: Objective
+    """Made with its options, before the tokenizer is known."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user before the run."""
     nproc: int | None = None
@@ -104,10 +105,8 @@ def resolve(layers: Iterable[Layer], command: str, nproc: int | None, notes: Ite
     sources = {key: assignment.source for key, assignment in draft.assignments.items()}
     with naming_sources(config, sources):
         config = check(config, completed.objective, selected)
-    options = completed.options
-    return Parsed(
-        config, options["backend"], options["objective"], [*notes, *draft.notes], nproc=nproc, sources=sources
-    )
+    notes = [*notes, *draft.notes]
+    return Parsed(config, completed.options["backend"], completed.objective, notes, nproc=nproc, sources=sources)
 
 
 def settle(layers: Iterable[Layer], command: str) -> Draft:

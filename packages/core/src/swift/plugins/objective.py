@@ -22,36 +22,18 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from swift.config.sections import ModelSection
     from swift.data.batch import Batch, MicroBatch
     from swift.data.global_segments import GlobalSegments
 
 _VIEWS = tuple(field.name for field in fields(ModelView))
 
 
-def make_objective(
-    plugin: LoadedPlugin,
-    options: BaseModel,
-    tokenizer: Any = None,
-    *,
-    model: ModelSection | None = None,
-    config: Any = None,
-) -> Objective:
-    """Return the objective of a plugin, made with its options, and for a tokenizer and a model where they are known.
-
-    `config` is the model's configuration, which the objective may refuse.
-    """
+def make_objective(plugin: LoadedPlugin, options: BaseModel) -> Objective:
+    """Return the objective of a plugin, made with its options."""
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
-    objective = cast(Objective, CheckedObjective(plugin.entry, made))
-    if model is not None:
-        objective = objective.for_model(model)
-    if tokenizer is not None:
-        objective = objective.for_tokenizer(tokenizer)
-    if config is not None:
-        objective.check_config(config)
-    return objective
+    return cast(Objective, CheckedObjective(plugin.entry, made))
 
 
 def load_objective_of_run(section: Mapping[str, Any], say: Say = say_nothing) -> LoadedPlugin | None:
