@@ -34,7 +34,7 @@ from swift.config.own_options import LoraOptions
 from swift.config.sections import Config
 from swift.contracts import ProcessLayout, RequestedRun, World
 from swift.data.sources.spec import parse_source
-from swift.errors import SwiftError
+from swift.errors import SwiftError, about
 from swift.export.destination import check_destination
 from swift.models.adapter_file import read_adapter_config
 from swift.models.classes import check_no_encoder
@@ -79,8 +79,10 @@ def check_anywhere(config: Config) -> None:
 def check_here(config: Config) -> None:
     """Raise the error of this configuration on this machine, before anything is loaded."""
     check_anywhere(config)
-    for name in (*config.data.train, *config.data.validation):
-        parse_source(name)
+    for key, names in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        with about(key):
+            for name in names:
+                parse_source(name)
     _check_packages(config)
     device = getattr(config.backend, "device", "auto")
     if device == "cuda" and no_gpu_to_see("auto"):
@@ -131,11 +133,14 @@ def check_run(parsed: Parsed, processes: int) -> RequestedRun:
 def _check_files(config: Config) -> None:
     """Refuse a checkpoint or an adapter that does not exist, and an export's destination that does."""
     if config.checkpoint.resume not in (None, "auto"):
-        find_checkpoint(config.checkpoint.resume, output=config.logging.output)
+        with about("checkpoint.resume"):
+            find_checkpoint(config.checkpoint.resume, output=config.logging.output)
     if config.tuner.adapter is not None:
-        read_adapter_config(config.tuner.adapter)
+        with about("tuner.adapter"):
+            read_adapter_config(config.tuner.adapter)
     if config.export.to is not None and config.export.out is not None:
-        check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
+        with about("export.out"):
+            check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
 
 
 def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:

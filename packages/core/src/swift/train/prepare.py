@@ -30,6 +30,7 @@ from swift.contracts import (
 )
 from swift.data.pipeline import PreparedData, media_kinds
 from swift.data.store import ReferencedSamples, hash_of
+from swift.errors import about
 from swift.models.heads import exported
 from swift.models.low_bit import adapters_as_trained, as_trained
 from swift.models.media import ProcessorReader
@@ -240,7 +241,7 @@ def settle_start(setup: Setup) -> Setup:
 def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
     """Open the files of the model and of other models of the run, and make the objective for them."""
     run, hooks = setup.run, setup.hooks
-    with waiting(f"Opening {run.config.model.path}"):
+    with waiting(f"Opening {run.config.model.path}"), about("model.path"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     hooks.swift_check_model(run, source.config)
     if extra := source.extra_names():
