@@ -32,7 +32,7 @@ from swift.config.incompatibilities import (
 )
 from swift.config.own_options import LoraOptions
 from swift.config.sections import Config
-from swift.contracts import ProcessLayout, RequestedRun, World
+from swift.contracts import RequestedRun, World
 from swift.data.sources.spec import parse_source
 from swift.errors import SwiftError, about
 from swift.export.destination import check_destination
@@ -49,7 +49,7 @@ from swift.optim.selected import check_packages
 from swift.parsing import Parsed
 from swift.plugins.blame import failing
 from swift.plugins.entry import PluginEntry
-from swift.plugins.hooks import Hooks, open_hooks
+from swift.plugins.hooks import Hooks, layout_of, open_hooks
 from swift.plugins.load import load_backend, load_observers
 from swift.processes.group import wanted_group
 from swift.terminal import say_nothing
@@ -104,10 +104,10 @@ def _check_packages(config: Config) -> None:
 
 
 def check_layout(parsed: Parsed) -> None:
-    """Raise `UnsupportedLayout` where the layout does not multiply to the typed number of processes."""
+    """Raise `UnsupportedLayout` where the layout does not fit the typed number of processes."""
     if parsed.nproc is not None:
         here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
-        ProcessLayout.of(parsed.config.parallel, here * machines)
+        layout_of(load_backend(parsed.config.backend.name), parsed.config, here * machines)
 
 
 def check_run(parsed: Parsed, processes: int) -> RequestedRun:
@@ -121,9 +121,9 @@ def check_run(parsed: Parsed, processes: int) -> RequestedRun:
     run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     with failing(backend.entry, "swift_check_layout"):
         hooks.swift_check_layout(run)
-    slices, rest = divmod(processes, ProcessLayout.sharing(config.parallel))
-    if config.train.global_batch is not None and not rest:
-        _raise(uneven_batch(config.train.global_batch, slices))
+    layout = layout_of(backend, config, processes)
+    if config.train.global_batch is not None:
+        _raise(uneven_batch(config.train.global_batch, layout.data))
     _check_files(config)
     if config.model.path is not None:
         _check_model(hooks, run, backend.entry)
