@@ -237,11 +237,7 @@ def _code_of(parsed: Parsed) -> tuple[str, ...]:
 
 
 def _files_of(options: BaseModel) -> list[str]:
-    marked = [
-        name
-        for name, info in type(options).model_fields.items()
-        if any(isinstance(each, RunsCode) for each in info.metadata)
-    ]
+    marked = RunsCode.fields(type(options))
     return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
 
 

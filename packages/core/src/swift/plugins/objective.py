@@ -55,11 +55,8 @@ def load_objective_of_run(section: Mapping[str, Any], say: Say = say_nothing) ->
 def make_objective_of_run(plugin: LoadedPlugin, section: Mapping[str, Any]) -> Objective:
     """Return the objective with its stored options, without those that name code or that it does not know."""
     assert plugin.config_model is not None
-    known = {
-        name: section[name]
-        for name, field in plugin.config_model.model_fields.items()
-        if name in section and not any(isinstance(each, RunsCode) for each in field.metadata)
-    }
+    taken = plugin.config_model.model_fields.keys() - RunsCode.fields(plugin.config_model)
+    known = {name: value for name, value in section.items() if name in taken}
     with failing(plugin.entry, "its options"):
         options = plugin.config_model.model_validate(known)
     return make_objective(plugin, options)
