@@ -25,7 +25,10 @@ REFUSED = [
     ("--model ./nowhere", "Folder ./nowhere does not exist"),
     ("--resume_from_checkpoint nowhere", "There is no checkpoint at nowhere"),
     ("--tuner.adapter nowhere", "nowhere is not an adapter"),
-    ("--global_batch_size 3 --nproc 2", "3 rows per optimizer step cannot be divided evenly over 2 processes"),
+    (
+        "--global_batch_size 3 --nproc 2",
+        "train.global_batch 3 (--global_batch_size) cannot be divided",
+    ),
     ("--parallel.dp_replicate 4 --nproc 2", "parallel.dp_replicate is 4, but 2 processes were started"),
     ("--backend fsdp --tp 2 --nproc 3", "The layout tp 2 needs 2 processes, but 3 were started"),
     ("--backend fsdp --tp 2", "The layout tp 2 needs 2 processes, but 1 were started"),

@@ -118,7 +118,7 @@ def test_dashes_and_underscores_are_equal() -> None:
 def test_rlhf_selects_objective_and_options() -> None:
     kto = parsed("--rlhf_type kto --beta 0.3", command="rlhf")
     assert kto.config.objective.name == "kto"
-    assert kto.objective_options.model_dump()["beta"] == 0.3
+    assert kto.objective.options.model_dump()["beta"] == 0.3
     dpo = parsed("", command="rlhf")
     assert dpo.config.objective.name == "dpo"
     assert any("dpo" in note for note in dpo.notes)

@@ -77,7 +77,7 @@ def test_lr_schedules_match_transformers_at_every_step(name, kwargs, warmup: int
     [
         (
             {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}},
-            "The schedule 'linear' has no option power",
+            "The schedule 'linear' does not take optim.schedule_options.power",
         ),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "needs a minimum learning rate"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "depend on the step only"),

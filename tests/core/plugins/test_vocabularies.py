@@ -154,7 +154,7 @@ def test_flags_of_vocabulary_set_keys(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(ConfigError, match=r"--acme_colour red is not supported: swift has one color.\nLeave it out."):
         parse(["--acme_colour", "red"], "sft", complete=False)
     embedding = parse(["--task_type", "embedding", "--loss_type", "acme_loss"], "sft", complete=False)
-    assert embedding.objective_options.model_dump()["loss"] == "infonce"
+    assert embedding.objective.options.model_dump()["loss"] == "infonce"
 
 
 def test_flag_that_swift_has_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ Every error that a user can fix is a `SwiftError`, which is printed without a tr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 SHOW_TRACEBACK = "SWIFT_TRACEBACK"
 """Environment variable that prints tracebacks."""
@@ -21,6 +22,8 @@ class SwiftError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.key: str | None = None
+        """The key of the configuration whose value the message quotes without naming the key."""
         self.traceback_of: BaseException | None = None
         """The exception of a plugin, whose traceback is written to a file when this error is printed."""
 
@@ -74,6 +77,16 @@ class PluginError(SwiftError):
 
 class TrainingError(SwiftError):
     """A run that failed during training; names the rank, the step and the checkpoint to resume from."""
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """Set the key that errors are about, unless they have one."""
+    try:
+        yield
+    except SwiftError as error:
+        error.key = error.key or key
+        raise
 
 
 def listed(names: Sequence[object], most: int = 3) -> str:

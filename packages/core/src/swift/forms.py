@@ -233,15 +233,11 @@ def _code_of(parsed: Parsed) -> tuple[str, ...]:
     """Return the third-party code that the run would execute."""
     found = ["model.trust_remote_code"] if parsed.config.model.trust_remote_code else []
     objective = RunsCode.files(parsed.config.objective.name)
-    return (*found, *objective, *_files_of(parsed.objective_options))
+    return (*found, *objective, *_files_of(parsed.objective.options))
 
 
 def _files_of(options: BaseModel) -> list[str]:
-    marked = [
-        name
-        for name, info in type(options).model_fields.items()
-        if any(isinstance(each, RunsCode) for each in info.metadata)
-    ]
+    marked = RunsCode.fields(type(options))
     return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
 
 

@@ -102,7 +102,7 @@ class Planned:
         if not backends:
             raise next(iter(refused.values()))
         work = Workload.of(backends[0], processes=where.devices, on_cpu=where.device.name == CPU)
-        if work.fp8 and not where.device.fp8 and not getattr(backends[0].parsed.backend_options, "fp8_emulated", False):
+        if work.fp8 and not where.device.fp8 and not getattr(backends[0].backend_options, "fp8_emulated", False):
             able = ", ".join(device.name for device in DEVICES if device.fp8)
             raise UsageError(
                 f"--backend.fp8: {where.device.name} does not support FP8.",

@@ -367,7 +367,7 @@ def counted_run(
     where = this_machine(max(1, run.world.size // machines), machines)
     backend = PlannedBackend.of_run(run)
     if config is not None:
-        backend = replace(backend, parsed=replace(backend.parsed, config=config))
+        backend = replace(backend, config=config)
     work, train = _workload(backend, where), backend.config.train
     rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
     tokens, size = tokens or rows * work.row_tokens, compute_bytes or work.compute_bytes

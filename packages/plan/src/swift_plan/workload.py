@@ -71,7 +71,7 @@ class Workload:
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
             experts=adapted_experts(backend.tuner_options),
             own_layers=backend.own_layers,
-            fp8=getattr(backend.parsed.backend_options, "fp8", "none") != "none",
+            fp8=getattr(backend.backend_options, "fp8", "none") != "none",
         )
 
 

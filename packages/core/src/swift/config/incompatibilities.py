@@ -142,7 +142,7 @@ def uneven_batch(rows: int, data_size: int) -> SwiftError | None:
     if rows % data_size == 0:
         return None
     return ConfigError(
-        f"{rows} rows per optimizer step cannot be divided evenly over {data_size} processes.",
+        f"train.global_batch {rows} cannot be divided evenly over {data_size} processes.",
         hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
     )
 

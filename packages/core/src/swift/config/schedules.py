@@ -29,7 +29,7 @@ def check_schedule(optim: OptimSection, peak: float) -> None:
         if name not in taken and getattr(options, name) != info.default:
             others = ", ".join(taken) if taken else "none"
             raise ConfigError(
-                f"The schedule {shape!r} has no option {name} (optim.schedule_options.{name}).",
+                f"The schedule {shape!r} does not take optim.schedule_options.{name}.",
                 hint=f"Options of {shape}: {others}. "
                 f"Schedules with {name}: {', '.join(each for each in _OPTIONS if name in _OPTIONS[each])}.",
             )

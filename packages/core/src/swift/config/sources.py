@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from swift.config.values import as_number
 from swift.errors import PluginError, SwiftError
 
 if TYPE_CHECKING:
-    from swift.config.sections import Config
+    from swift.config.draft import Assignment
 
 _SELECTED = {
     "backend.name": r"\b{value} backend\b",
@@ -23,25 +24,31 @@ _SELECTED = {
 
 
 @contextmanager
-def naming_sources(config: Config, sources: Mapping[str, str]) -> Iterator[None]:
-    """Add to errors where each key that they name was set; an error of a plugin is not the user's."""
+def naming_sources(assignments: Mapping[str, Assignment]) -> Iterator[None]:
+    """Add to errors where each key that they name was set; of an error of a plugin only the key that it is about."""
     try:
         yield
-    except PluginError:
-        raise
     except SwiftError as error:
-        error.message = with_sources(error.message, config, sources)
+        named = assignments
+        if isinstance(error, PluginError):
+            named = {key: assignment for key, assignment in assignments.items() if key == error.key}
+        error.message = with_sources(error.message, named, about=error.key)
         raise
 
 
-def with_sources(message: str, config: Config, sources: Mapping[str, str]) -> str:
-    """Return a message with the source behind the first mention of each key, unless it names the source already."""
-    for key, source in sources.items():
-        section, _, name = key.partition(".")
+def with_sources(message: str, assignments: Mapping[str, Assignment], *, about: str | None = None) -> str:
+    """Return a message with the source behind the first mention of each key, unless it names the source already.
+
+    The key that it is `about` may be mentioned by its value alone.
+    """
+    for key, assignment in assignments.items():
+        source, name = assignment.source, key.partition(".")[2]
         is_key_itself = key in source or source.lstrip("-").replace("-", "_") == name or source.endswith(f"({name})")
         if is_key_itself or source in message or source.startswith("swift "):
             continue
-        mention = _mention(key, getattr(getattr(config, section, None), name, None), message)
+        mention = _mention(key, assignment.value, message)
+        if mention is None and key == about:
+            mention = _value_in(message, assignment.value)
         if mention is not None:
             message = f"{message[: mention.end()]} ({source}){message[mention.end() :]}"
     return message
@@ -49,12 +56,30 @@ def with_sources(message: str, config: Config, sources: Mapping[str, str]) -> st
 
 def _mention(key: str, value: Any, message: str) -> re.Match[str] | None:
     """Find a key in a message, with its value if that follows, or what else errors name it by."""
-    forms = {str(value), repr(value), str(value).lower(), f"{value:g}" if isinstance(value, float) else str(value)}
-    shown = "|".join(re.escape(text) for text in sorted(forms, key=len, reverse=True))
-    by_key = re.search(rf"(?<![\w.\-/]){re.escape(key)}(?: is)?(?: (?:{shown}))?(?![\w.]\w|\w)", message)
+    inside = r"(?:\.\w+)*" if isinstance(value, Mapping) else ""
+    by_key = re.search(
+        rf"(?<![\w.\-/]){re.escape(key)}{inside}(?:(?: is)? (?:{_shown(value)}))?(?![\w.]\w|\w)", message
+    )
     if by_key is not None:
         return by_key
     if key in _SELECTED:
         return re.search(_SELECTED[key].format(value=re.escape(str(value))), message)
     section, _, name = key.partition(".")
     return re.search(rf"(?<![\w.]){name} {value}\b", message) if section == "parallel" else None
+
+
+def _value_in(message: str, value: Any) -> re.Match[str] | None:
+    """Find a value in a message, or the first of a list that it has."""
+    values = value if isinstance(value, list | tuple) else (value,)
+    found = (re.search(rf"(?<![\w.\-/'])(?:{_shown(each)})(?![\w.:/-]\w|[\w/'])", message) for each in values)
+    return next(filter(None, found), None)
+
+
+def _shown(value: Any) -> str:
+    """Return a pattern of the forms in which errors show a value."""
+    forms = {str(value), repr(value), str(value).lower()}
+    if isinstance(value, bool):
+        forms.add("on" if value else "off")
+    if (number := as_number(value)) is not None:
+        forms |= {str(number), f"{number:g}"}
+    return "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))

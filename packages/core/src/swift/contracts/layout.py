@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from swift.errors import UnsupportedLayout
@@ -38,17 +38,17 @@ class ProcessLayout:
         `replicas` is a backend's own default for `dp_replicate`. Raise `UnsupportedLayout` where the sizes do not
         multiply to `world`.
         """
-        replicate = parallel.dp_replicate or replicas or 1
-        shard = parallel.dp_shard or max(1, world // (cls.sharing(parallel) * replicate))
         layout = cls(
-            replicate, shard, parallel.tp, parallel.pp, parallel.vpp, parallel.cp, parallel.ulysses, parallel.ep,
-            parallel.etp, parallel.sequence_parallel,
+            parallel.dp_replicate or replicas or 1, parallel.dp_shard or 1, parallel.tp, parallel.pp, parallel.vpp,
+            parallel.cp, parallel.ulysses, parallel.ep, parallel.etp, parallel.sequence_parallel,
         )  # fmt: skip
+        if parallel.dp_shard is None:
+            layout = replace(layout, shard=max(1, world // layout.world))
         if layout.world == world:
             return layout
         sizes = {
             "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ulysses": layout.ulysses,
-            "dp_replicate": replicate, "dp_shard": shard,
+            "dp_replicate": layout.replicate, "dp_shard": layout.shard,
         }  # fmt: skip
         product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
         instead = ", or leave --parallel.dp_shard out." if parallel.dp_shard else " or a multiple of it."
@@ -56,11 +56,6 @@ class ProcessLayout:
             f"The layout {product} needs {layout.world} processes, but {world} were started.",
             hint=f"Start with --nproc {layout.world}{instead}",
         )
-
-    @staticmethod
-    def sharing(parallel: ParallelSection) -> int:
-        """Return how many processes work on the same samples."""
-        return parallel.tp * parallel.pp * parallel.cp * parallel.ulysses
 
     @property
     def data(self) -> int:

@@ -33,7 +33,6 @@ from swift.train.scheduling import restore_schedule
 
 if TYPE_CHECKING:
     from swift.contracts import OpenedRun
-    from swift.parsing import Parsed
     from swift.train.job import Job
 
 PATIENCE = 120.0
@@ -194,7 +193,7 @@ def claim_folder(run: OpenedRun, comms: Comms, start: StartPoint) -> tuple[Path,
     return comms.broadcast(claim and claim.folder) or run.folder, claim
 
 
-def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
+def describe_run(job: Job, start: StartPoint) -> None:
     """Write into the run's folder what it is, before its first step."""
     if not job.is_main:
         return
@@ -202,8 +201,6 @@ def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
     write_run_files(
         run.folder,
         run.config,
-        parsed.backend_options,
-        parsed.objective_options,
         run.plugins,
         {
             "versions": job.manifest.versions,
