@@ -25,7 +25,7 @@ from swift.config.fields import Field, model_fields
 from swift.config.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
-from swift.parsing.aliases import flags_of
+from swift.parsing.aliases import flags_of, synonyms_of
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.kinds import KINDS
@@ -185,8 +185,8 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _flags_of_option(field: Field) -> Iterable[str]:
-    return (field.key, *field.flags) if field.argument else field.flags
+def _flags_of_option(field: Field) -> str:
+    return _flags((field.key, *field.flags) if field.argument else field.flags)
 
 
 def matrix_page(results: dict[str, Any]) -> str:
@@ -486,21 +486,27 @@ def _who_implements(hook: Callable[..., Any]) -> str:
     return "*One plugin implements it.*" if first else "*Every plugin that implements it is called.*"
 
 
-def _flags_of_key(field: Field) -> Iterable[str]:
-    return flags_of(field.key)
+def _flags_of_key(field: Field) -> str:
+    """Return the flags that set a key unchanged, and then those that set one of its values or translate theirs."""
+    same = synonyms_of(field)
+    others = [flag for flag in flags_of(field.key) if flag not in same]
+    return "; also ".join(_flags(each) for each in (same, others) if each)
 
 
-def _table(fields: Iterable[Field], flags: Callable[[Field], Iterable[str]] = _flags_of_key) -> list[str]:
+def _flags(names: Iterable[str]) -> str:
+    return " ".join(f"`--{name}`" for name in names)
+
+
+def _table(fields: Iterable[Field], flags: Callable[[Field], str] = _flags_of_key) -> list[str]:
     rows = [_row(field, flags(field)) for field in fields]
     if not rows:
         return []
     return ["\n".join(["| key | type | default | flags | meaning |", "|---|---|---|---|---|", *rows])]
 
 
-def _row(field: Field, others: Iterable[str]) -> str:
+def _row(field: Field, flags: str) -> str:
     if not field.description:
         raise Undocumented(f"key {field.key} has no description.")
-    flags = " ".join(f"`--{flag}`" for flag in others)
     default = "required" if field.required else _default(field.default)
     cells = [f"`{field.argument or field.key}`", field.type_name, default, flags, field.description]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -35,7 +35,7 @@ def wide_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", "200")
 
     def help_of(*args: str) -> str:
-        assert cli.run([*args, "--help"]) == 0
+        assert cli.run([*args, "--help", "all"]) == 0
         return capsys.readouterr().out
 
     return help_of
@@ -83,6 +83,7 @@ def test_help_for_missing_backend_names_install(without_megatron: None, wide_hel
         (["plan"], 2, "swift plan qwen3-8b --gpus 8xH100"),
         (["ppo", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rlhf", "--rlhf_type", "gkd", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
+        (["rlhf", "--rlhf_type", "dop"], 2, "'dpo'?\nValid values: cpo, dpo, kto, orpo, prm, rm, simpo\n"),
         (["rollout"], 2, 'pip install "swift-core[rl]"'),
         (["web-ui"], 2, "swift ui"),
         (["dpo"], 2, "swift train needs --model"),

@@ -23,6 +23,7 @@ REFUSED = [
     ("--dataset chats.jsnl data.jsonl", "There is no file or folder 'data.jsonl'"),
     ("--val_dataset ./test.jsonl", "There is no file or folder './test.jsonl'"),
     ("--model ./nowhere", "Folder ./nowhere does not exist"),
+    ("--model tinny", "There is no model folder 'tinny'. Did you mean 'tiny'?"),
     ("--resume_from_checkpoint nowhere", "There is no checkpoint at nowhere"),
     ("--tuner.adapter nowhere", "nowhere is not an adapter"),
     (

@@ -286,6 +286,13 @@ def test_named_tracker_not_installed_names_install(name: str, extra: str, withou
     assert f'pip install "swift-core[{extra}]"' in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("line", ["--optim galore", "--use_muon true", "--optim adamw_8bit"])
+def test_missing_optimizer_names_install(line: str, without_tuning: None) -> None:
+    with pytest.raises(PluginError, match=r"optimizer '.*' is not installed") as caught:
+        parsed(line)
+    assert 'pip install "swift-core[tuning]"' in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize(
     ("command", "line"), [("rlhf", ""), ("rlhf", "--rlhf_type kto"), ("sft", "--task_type embedding")]
 )

@@ -171,3 +171,8 @@ def test_measured_step_shows_breakdown_and_slow_rank_once(make_run, measured, sa
     times = "  time: computing 65%, communication 20%, waiting for data 5%, optimizer 10%"
     slow = "  process 1 on b slows down the others: its step takes 1s without communication (median: 0.6s)"
     assert [text for text in said if not text.startswith("step")] == [times, slow, times]
+
+    said.clear()
+    generated = replace(measured(3).result, metrics={"seconds_generating": 2.5})
+    observer.swift_step_end(run, replace(measured(3), result=generated))
+    assert times.replace("data", "completions") in said

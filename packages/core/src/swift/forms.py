@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.cli.commands import TRAINING, commands
-from swift.cli.help import MOST_USED, flag_named, groups_of
+from swift.cli.help import MOST_USED, groups_of
 from swift.cli.options import options_of, read_options
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
+from swift.parsing.aliases import flag_named
 from swift.plugins.discover import plugin_names
 from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
@@ -133,7 +134,7 @@ def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
             problem = str(error)
     position = {key: number for number, key in enumerate(MOST_USED)}
     ordered = sorted(fields.values(), key=lambda each: (each.key != selects, position.get(each.key, len(position))))
-    made = [_field(each, flag_named(each.key)) for each in ordered]
+    made = [_field(each, flag_named(each)) for each in ordered]
     if group is not None:
         names = tuple(plugin_names(group))
         made = [

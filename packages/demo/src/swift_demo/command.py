@@ -97,7 +97,7 @@ class DemoCommand:
         print_line(f"Curves of the run: {done.parent / 'report.html'}")
         print_line("\nNext, with your own model and data:")
         print_line("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
-        print_line("  swift sft --help                                                 every flag, with its default")
+        print_line("  swift sft --help                                                 the most used flags")
         print_line(f"  swift chat {exported}                                  talk to the model of this demo")
         return 0
 

@@ -120,7 +120,7 @@ def _unknown_command(name: str) -> UsageError:
     if name in REPLACED_COMMANDS:
         reason, instead = REPLACED_COMMANDS[name]
         return UsageError(reason, hint=instead)
-    known = [*commands(), *map(command_name, objective_names())]
+    known = ["--help", "--version"] if name.startswith("-") else [*commands(), *map(command_name, objective_names())]
     return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All commands: swift --help")
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from swift.data.batch import Batch
 
 
+SECONDS_GENERATING = "seconds_generating"
+"""Metric of a schedule that generates what the run learns from: steps then wait for completions, not for data."""
+
+
 class BatchSchedule(ABC):
     """Source of training batches. The same on every process but for the slice that `batch` returns.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import RankFacts, Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
-from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of
+from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of, waiting_label
 from swift.observers.text import count, duration, figure, label, plural
 from swift.terminal import can_redraw, shows_work, work_at_hand
 from swift.train.run_folder import REPORT_FILE
@@ -97,7 +97,7 @@ def time_text(line: Line) -> str:
     """`time: computing 71 %, communication 20 %, waiting for data 1 %, optimizer 8 %`, where it was measured."""
     if line.get(TIME_PARTS[0]) is None:
         return ""
-    labels = dict(zip(TIME_PARTS, ("computing", "communication", "waiting for data", "optimizer"), strict=True))
+    labels = dict(zip(TIME_PARTS, ("computing", "communication", waiting_label(line), "optimizer"), strict=True))
     parts = [f"{label} {line[name]:.0%}" for name, label in labels.items() if line[name] or name != TIME_PARTS[1]]
     return f"time: {', '.join(parts)}"
 

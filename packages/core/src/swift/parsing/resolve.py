@@ -26,6 +26,7 @@ from swift.config.problems import config_error, subject
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection
 from swift.config.sources import naming_sources
+from swift.config.translate import unknown_value
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
 from swift.errors import ConfigError, SwiftError, about
@@ -35,7 +36,7 @@ from swift.parsing.plugin_flags import flag_topics
 from swift.parsing.requests import settle_layer, settle_requests
 from swift.parsing.tasks import TASKS, check_task, for_objective, trained_by
 from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins, objective_names, only_installed
+from swift.plugins.discover import list_plugins, objective_names, only_installed, plugin_names
 from swift.plugins.hooks import core_settings
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import (
@@ -331,13 +332,29 @@ def _name_objective(draft: Draft, command: str) -> None:
                 draft.note(f"The objective is {default}, the default; --rlhf_type selects another.")
         elif command != "train":
             find("swift.commands", command)
-    elif command != "train" and requested.value in objective_names():
-        trains = load_objective(requested.value).object.command
+    elif command != "train":
+        _check_command(requested, command)
+
+
+def _check_command(requested: Assignment, command: str) -> None:
+    """Raise `ConfigError` for an objective that the command does not train, or that is unknown."""
+    name = str(requested.value)
+    if name in objective_names():
+        trains = _command_that_trains(name)
         if trains not in (command, "train"):
             raise ConfigError(
-                f"swift {command} does not train the objective {quoted(requested.value)} ({requested.source}).",
-                hint=f"Type: swift {_command_of(requested.value, trains)}",
+                f"swift {command} does not train the objective {quoted(name)} ({requested.source}).",
+                hint=f"Type: swift {_command_of(name, trains)}",
             )
+    elif not is_in_file("swift.objectives", name):
+        trained = [
+            each for each in plugin_names("swift.objectives") if _command_that_trains(each) in (command, "train")
+        ]
+        raise unknown_value(requested.source, name, trained)
+
+
+def _command_that_trains(objective: str) -> str:
+    return str(load_objective(objective).object.command)
 
 
 def _command_of(objective: str, command: str) -> str:
