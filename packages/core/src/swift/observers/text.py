@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def duration(seconds: float) -> str:
     """`4.2s`, `3m 05s`, `2h 07m`, `3d 04h`."""
@@ -25,13 +27,19 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def figure(value: object) -> str:
-    """Return a measured value in four significant digits, or a dash where there is none."""
+def figure(value: object, digits: int = 4) -> str:
+    """Return a measured value in so many significant digits, or a dash where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def relative(path: Path) -> Path:
+    """Return a path from the working directory, if the path is inside it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def label(name: str) -> str:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -29,6 +30,7 @@ from swift.config.sources import naming_sources
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
 from swift.errors import ConfigError, SwiftError
+from swift.model_names import stand_in
 from swift.parsing.capabilities import check_capabilities, check_export
 from swift.parsing.objective_defaults import set_defaults
 from swift.parsing.plugin_flags import flag_topics
@@ -118,6 +120,7 @@ def settle(layers: Iterable[Layer], command: str) -> Draft:
         settle_layer(layer)
     draft = merge(finished)
     settle_requests(draft)
+    _name_model(draft)
     _name_objective(draft, command)
     named = draft.get("objective.name")
     if named is not None and is_in_file("swift.objectives", named.value):
@@ -312,6 +315,16 @@ def _check_names(config: Config) -> None:
         )
     if config.export.to is not None:
         find("swift.exporters", config.export.to)
+
+
+def _name_model(draft: Draft) -> None:
+    """Replace a model that transformers does not load by the nearest: the run's header, folder and files name that."""
+    named = draft.get("model.path")
+    if named is None or Path(str(named.value)).exists() or (found := stand_in(str(named.value))) is None:
+        return
+    model, note = found
+    draft.replace("model.path", model, named.source)
+    draft.note(note)
 
 
 def _name_objective(draft: Draft, command: str) -> None:

@@ -50,15 +50,20 @@ NEAREST = {
 """Name of a model that transformers does not load → the nearest that it loads."""
 
 
+def stand_in(name: str) -> tuple[str, str] | None:
+    """Return the model used instead of one that transformers does not load, and a note; None for other names."""
+    nearest = NEAREST.get(name.lower())
+    if nearest is None:
+        return None
+    return nearest, f"this version of transformers cannot load {name!r}; using the nearest supported model, {nearest}"
+
+
 def resolve_name(name: str) -> tuple[str, str | None]:
-    """Return the path or hub id that `name` stands for, and a line to say aloud where it isn't `name` itself."""
+    """Return the path or hub id that `name` stands for, and a note for the user where it isn't `name` itself."""
     key = name.lower()
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
-    if key in NEAREST:
-        note = f"this version of transformers cannot load {name!r}; using the nearest supported model, {NEAREST[key]}"
-        return NEAREST[key], note
-    return name, None
+    return stand_in(name) or (name, None)
 
 
 def nearest_alias(name: str) -> str:
