@@ -18,8 +18,8 @@ from swift.contracts import RankFacts, Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
 from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of
-from swift.observers.text import count, duration, figure, label, plural, relative
-from swift.terminal import can_redraw, shows_work, work_at_hand
+from swift.observers.text import count, duration, figure, label, plural
+from swift.terminal import can_redraw, relative, shows_work, work_at_hand
 from swift.train.run_folder import REPORT_FILE
 
 if TYPE_CHECKING:

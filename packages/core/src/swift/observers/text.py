@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 def duration(seconds: float) -> str:
     """`4.2s`, `3m 05s`, `2h 07m`, `3d 04h`."""
@@ -34,12 +32,6 @@ def figure(value: object, digits: int = 4) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:.3g}"
-
-
-def relative(path: Path) -> Path:
-    """Return a path from the working directory, if the path is inside it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def label(name: str) -> str:
