@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from numbers_page import numbers_page
 from pydantic import BaseModel
 
 from swift import hookspecs
@@ -53,7 +54,9 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "architectures.md": architectures_page(
                 json.loads((REFERENCE / "architectures.json").read_text()),
                 json.loads((REFERENCE / "encoders.json").read_text()),
+                json.loads((REFERENCE / "serving.json").read_text()),
             ),
+            "numbers.md": numbers_page(),
             "proven-where.md": proven_page(_found()),
             "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
@@ -217,9 +220,10 @@ def matrix_page(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def architectures_page(results: dict[str, Any], encoders: dict[str, Any]) -> str:
+def architectures_page(results: dict[str, Any], encoders: dict[str, Any], serving: dict[str, Any]) -> str:
     """Return the page of the model types of transformers: which train on which engine, and why the others do not."""
     facts, types = results["facts"], results["types"]
+    engines = ", ".join(f"{name} {version}" for name, version in serving["versions"].items())
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     parts = [
         "# Model types",
@@ -233,16 +237,18 @@ def architectures_page(results: dict[str, Any], encoders: dict[str, Any]) -> str
         "turn.\n"
         "- **refused**: the run stops before training with one of the errors below.\n"
         "- **exported**: the export of the padded run has the tensor names of the original folder, and transformers "
-        "loads it with the expected logits.",
+        "loads it with the expected logits.\n"
+        f"- **served by**: engines that have the type in their own list ({engines}; `tools/serving_lists.py`). swift's "
+        "tests serve only some types, with vLLM.",
         f"Command: `{facts['command']}`. Versions: {versions}.",
-        _types(types),
+        _types(types, serving["types"]),
         "## Why types are refused",
         "… stands for names of types, classes and modules.",
         _refusals(types),
         "## Types that were not made",
         _not_made(facts),
         *_encoders(encoders),
-        *_types_with_images(results["images"]),
+        *_types_with_images(results["images"], serving["images"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -281,7 +287,7 @@ def _tasks(tasks: dict[str, Any], column: str) -> str:
     return ", ".join(equal) or ("refused" if tried else "")
 
 
-def _types_with_images(results: dict[str, Any]) -> list[str]:
+def _types_with_images(results: dict[str, Any], served: dict[str, list[str]]) -> list[str]:
     """Return the section of the types that read images."""
     facts, types = results["facts"], results["types"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -295,7 +301,7 @@ def _types_with_images(results: dict[str, Any]) -> list[str]:
         "images in one batch do not affect each other. An empty cell was not measured.",
         f"Command: `{facts['command']}`, which uses torchvision for these. Versions: {versions}. Without torchvision, "
         "swift uses the processors that transformers has for Pillow, and leaves out the part for videos.",
-        _types(types),
+        _types(types, served),
         "### Why types that read images are refused",
         _refusals(types),
         "### Types that read images and were not made",
@@ -303,17 +309,19 @@ def _types_with_images(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _types(types: dict[str, Any]) -> str:
-    """Return the table of types and what came of each."""
+def _types(types: dict[str, Any], served: dict[str, list[str]]) -> str:
+    """Return the table of types, what came of each, and which engines serve it."""
     columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
     results = [[cells[each]["result"] if each in cells else "" for each in columns] for cells in types.values()]
     trained = [sum(result == "equal" for result in column) for column in zip(*results, strict=True)]
     rows = [
-        f"| type | {' | '.join(columns)} |",
-        f"|---|{'---|' * len(columns)}",
-        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} |",
+        f"| type | {' | '.join(columns)} | served by |",
+        f"|---|{'---|' * (len(columns) + 1)}",
+        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} | |",
     ]
-    rows += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in zip(types, results, strict=True)]
+    for name, cells in zip(types, results, strict=True):
+        engines = ", ".join(served.get(name.partition(",")[0], ()))
+        rows.append(f"| `{name}` | {' | '.join(cells)} | {engines} |")
     return "\n".join(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -25,8 +26,26 @@ def _json(words: list[str], folder: Path) -> dict[str, Any]:
     return json.loads(ended.output)  # type: ignore[no-any-return]
 
 
+def test_plan_is_five_lines(tmp_path: Path) -> None:
+    """The best plan, the next, and a command that runs as it is printed; the table only on request."""
+    ended = typed(LLAMA, tmp_path)
+    heading, best, behind, run, basis = ended.output.splitlines()
+    assert heading.startswith("meta-llama/Llama-3.1-8B: 8.03 billion parameters; 8xH100; ")
+    assert re.match(r"Fastest: .* GiB, .* per step, .* tokens/day$", best)
+    assert "Plan 2 (" in behind
+    assert " --dataset data.jsonl " in run
+    assert "--top 5 lists plans" in basis
+
+
+def test_plans_that_differ_in_pipeline_parts_are_one(tmp_path: Path) -> None:
+    layouts = [{**plan["layout"], "vpp": 1, "backend": plan["variant"] or plan["backend"]} for plan in
+               _json([*LLAMA, "--top", "40"], tmp_path)["fits"]]  # fmt: skip
+    assert len(layouts) == 40
+    assert all(layout not in layouts[:index] for index, layout in enumerate(layouts))
+
+
 def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
-    ended = typed([*LLAMA, "--price", "2"], tmp_path)
+    ended = typed([*LLAMA, "--price", "2", "--top", "5"], tmp_path)
     assert ended.code == 0, ended.output
     assert "8.03 billion parameters; 8xH100; 64 rows of 8192 tokens per step (assumed" in ended.output
     assert "Plans that fit, fastest first" in ended.output
@@ -69,9 +88,11 @@ def test_every_plan_is_a_valid_command(tmp_path: Path) -> None:
     plans = _json([*LLAMA, "--top", "40"], tmp_path)["fits"]
     assert len(plans) == 40
     assert len({plan["backend"] for plan in plans}) > 1
+    (tmp_path / "data.jsonl").touch()
     for plan in plans[::5]:
         words = shlex.split(plan["command"])
-        assert words[:2] == ["swift", "sft"]
+        assert words[:6] == ["swift", "sft", "--model", "llama-3.1-8b", "--train_type", "full"]
+        assert "data.jsonl" in words
         shown = typed(["config", "show", *words[1:]], tmp_path)
         assert shown.code == 0, f"{plan['command']}: {shown.output}"
         assert f"name: {plan['backend']}" in shown.output
@@ -210,7 +231,7 @@ def test_useless_time_bar_points_to_measure(
     monkeypatch.setenv("SWIFT_PLAN_LEDGER", str(tmp_path / "plans.jsonl"))
     for _ in range(20):
         ledger.add(LedgerEntry("fsdp", "H100", 0, {}, 10**9, 1e10, 1e10, 1.0, times))
-    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--backend", "fsdp"]
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--backend", "fsdp", "--explain", "1"]
     (line,) = (each for each in typed(words, tmp_path).output.splitlines() if each.startswith("one step "))
     assert shown in line
     assert ("past runs took up to 40 times as long: use --measure 5" in line) == (times > 3)

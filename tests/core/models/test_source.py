@@ -15,7 +15,7 @@ from tiny_models import SHARED, batch, configurations, tiny, write_architecture,
 
 from swift.config.sections import ModelSection
 from swift.errors import ConfigError, ModelError
-from swift.models.aliases import nearest_alias, resolve_name
+from swift.model_names import nearest_alias, resolve_name
 from swift.models.classes import ENCODERS
 from swift.models.source import HfSource, open_source
 from swift.planning import model_config

@@ -33,8 +33,9 @@ def label(candidate: Candidate) -> str:
 
 
 def command(candidate: Candidate, args: Sequence[str], command_name: str, cluster: Cluster, workload: Workload) -> str:
-    """Return the command line of a plan."""
-    typed = ["swift", command_name, *args, *flags(candidate, args, workload)]
+    """Return the command line of a plan, with an example of a data set if the run has none."""
+    data = [] if candidate.backend.config.data.train else ["--dataset", "data.jsonl"]
+    typed = ["swift", command_name, *args, *data, *flags(candidate, args, workload)]
     if cluster.per_machine > 1:
         typed += ["--nproc", str(cluster.per_machine)]
     if cluster.machines > 1:
@@ -96,10 +97,27 @@ def reason(best: Candidate, other: Candidate) -> str:
     return f"{name}: {more[max(more, key=lambda each: more[each])]:+.3g} s"
 
 
+def summary(candidate: Candidate, workload: Workload, cluster: Cluster, price: float | None) -> str:
+    """Return a plan in one sentence: its layout, memory, speed and cost."""
+    _, step = bars(candidate, cluster.device.name)
+    row = _row(candidate, workload, cluster, price)[len(_HEADINGS) :]
+    figures = dict(zip([*_SPEED, *([_COST] if price else [])], row, strict=True))
+    if step.high > _USELESS * step.value:
+        speed = "time unknown: use --measure 5"
+    else:
+        speed = f"{figures['step']} per step, {figures['tokens/day']} tokens/day"
+    cost = f", {_COST} {figures[_COST]}" if price else ""
+    recomputed = ", recomputing activations" if candidate.recompute else ""
+    return (
+        f"{label(candidate)}, {candidate.micro_batch} rows per micro-batch{recomputed}: "
+        f"{candidate.peak / _GIB:.1f} of {cluster.capacity / _GIB:.1f} GiB, {speed}{cost}"
+    )
+
+
 def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float | None) -> tuple[str, list[list[str]]]:
     """Return a title and the rows of a table, headings first: what fits, or else what comes nearest."""
     if found.fitting:
-        headings = ["", *_HEADINGS, "step", "tokens/day", *(["10⁹ tokens cost"] if price else [])]
+        headings = ["", *_HEADINGS, *_SPEED, *([_COST] if price else [])]
         rows = [
             [str(index), *_row(candidate, workload, cluster, price)] for index, candidate in enumerate(found.fitting, 1)
         ]
@@ -109,6 +127,8 @@ def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float 
 
 
 _HEADINGS = ["plan", "batch", "recompute", "peak GiB"]
+_SPEED = ["step", "tokens/day"]
+_COST = "10⁹ tokens cost"
 
 
 def _memory(candidate: Candidate) -> list[str]:

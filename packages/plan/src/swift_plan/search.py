@@ -433,7 +433,10 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less."""
+    """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less.
+
+    Layouts that differ only in the parts of a pipeline's stages are one; of nearly equal ones the fewest parts stay.
+    """
     best: dict[Any, Candidate] = {}
     seen: set[Any] = set()
     for candidate in candidates:
@@ -444,10 +447,11 @@ def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
         if same in seen:
             continue
         seen.add(same)
-        key = (candidate.backend, layout)
+        key = (candidate.backend, replace(layout, vpp=1))
         first = best.setdefault(key, candidate)
-        near = candidate.time.total <= 1.02 * first.time.total and candidate.peak < 0.9 * first.peak
-        if near and candidate.recompute == first.recompute:
+        near = candidate.time.total <= 1.02 * first.time.total and candidate.recompute == first.recompute
+        kept = best[key]
+        if near and (candidate.peak < 0.9 * first.peak or layout.vpp < kept.layout.vpp):
             best[key] = candidate
     return sorted(best.values(), key=lambda candidate: candidate.time.total)
 

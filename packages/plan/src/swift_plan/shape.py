@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from swift.errors import ModelError, did_you_mean
+from swift.errors import ModelError
+from swift.model_names import RELEASED, nearest_alias, resolve_name
 from swift.models.sizes import experts_of
 from swift.planning import StoredConfig, model_config
 from swift.untrusted import parse_json
@@ -216,7 +217,7 @@ class ModelShape:
 
 @cache
 def known_models() -> Mapping[str, Mapping[str, Any]]:
-    """Return the models that come with the planner, by name."""
+    """Return the configurations that come with the planner, by hub id: those of all short names of models."""
     text = (resources.files("swift_plan") / "assets" / "models.json").read_text(encoding="utf-8")
     models: Mapping[str, Mapping[str, Any]] = parse_json(text, "models.json", ModelError)
     return models
@@ -224,14 +225,13 @@ def known_models() -> Mapping[str, Mapping[str, Any]]:
 
 def config_of(typed: str) -> Mapping[str, Any]:
     """Return config.json of what was typed: a folder, the file, a model on this machine, or a known name."""
-    models = known_models()
-    name = typed.lower().rpartition("/")[2]
-    if not Path(typed).exists() and name in models:
-        return models[name]
+    name = resolve_name(typed)[0].removesuffix("-Instruct")
+    if not Path(typed).exists() and name in known_models():
+        return known_models()[name]
     try:
         return model_config(typed)
     except ModelError as error:
-        known = f"Known by name: {', '.join(models)}.{did_you_mean(name, models)}"
+        known = f"Known by name: {', '.join(RELEASED)}.{nearest_alias(typed)}"
         raise ModelError(error.message, hint=f"{error.hint or ''}\n{known}".strip()) from None
 
 

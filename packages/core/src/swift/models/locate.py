@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import ModelError
-from swift.models.aliases import nearest_alias, resolve_name
+from swift.model_names import nearest_alias, resolve_name
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:

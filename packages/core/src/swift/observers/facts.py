@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swift.config.own_options import LoraOptions
@@ -115,13 +115,14 @@ def backend_and_layout(run: Run) -> str:
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
-def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the commands to run next as (purpose, command); none without a checkpoint."""
+def next_commands(run: Run, summary: RunSummary, shown: Callable[[Path], Path] = Path) -> list[tuple[str, str]]:
+    """Return the commands to run next as (purpose, command), with paths as `shown`; none without a checkpoint."""
     best = summary.best_checkpoint or summary.last_checkpoint
     if summary.last_checkpoint is None or best is None:
         return []
+    best = shown(best)
     if summary.status == "completed":
-        out = run.folder / "export"
+        out = shown(run.folder) / "export"
         task = run.config.model.task
         use = ("Chat", _command("swift", "chat", best))
         if task != CAUSAL_LM:
@@ -132,8 +133,8 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
         ]
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
     argv = resume_argv(
-        run.folder,
-        summary.last_checkpoint,
+        shown(run.folder),
+        shown(summary.last_checkpoint),
         processes=run.world.size if on_one_machine else 1,
         optimizer_state=run.config.checkpoint.optimizer_state,
     )

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +31,7 @@ from swift.config.translate import unknown_value
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
 from swift.errors import ConfigError, SwiftError, about
+from swift.model_names import stand_in
 from swift.parsing.capabilities import check_capabilities, check_export
 from swift.parsing.objective_defaults import set_defaults
 from swift.parsing.plugin_flags import flag_topics
@@ -116,6 +118,7 @@ def settle(layers: Iterable[Layer], command: str) -> Draft:
         settle_layer(layer)
     draft = merge(finished)
     settle_requests(draft)
+    _name_model(draft)
     _name_objective(draft, command)
     named = draft.get("objective.name")
     if named is not None and is_in_file("swift.objectives", named.value):
@@ -314,6 +317,16 @@ def _check_names(config: Config) -> None:
             check_protocol(
                 config.checkpoint.copy_to, error=ConfigError, hint="For example: --checkpoint.copy_to s3://bucket/runs"
             )
+
+
+def _name_model(draft: Draft) -> None:
+    """Replace a model that transformers does not load by the nearest: the run's header, folder and files name that."""
+    named = draft.get("model.path")
+    if named is None or Path(str(named.value)).exists() or (found := stand_in(str(named.value))) is None:
+        return
+    model, note = found
+    draft.replace("model.path", model, named.source)
+    draft.note(note)
 
 
 def _name_objective(draft: Draft, command: str) -> None:

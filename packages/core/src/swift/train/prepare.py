@@ -46,7 +46,7 @@ from swift.plugins.load import load_backend, observers_of
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
-from swift.terminal import print_line, say_nothing, waiting
+from swift.terminal import print_line, relative, say_nothing, waiting
 from swift.train.arithmetic import arithmetic
 from swift.train.best import BestSoFar, settle_best
 from swift.train.cadence import settle_intervals
@@ -343,7 +343,9 @@ def load(opened: OpenedModel, data: OpenedData, scheduled: ScheduledRun) -> Job:
         roles=roles,
     )
     if start.folder is not None:
-        run.say(f"Resuming the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
+        run.say(
+            f"Resuming the run in {relative(start.folder)}, on {run.world.size} process{'es' * (run.world.size > 1)}."
+        )
     if start.checkpoint is not None:
         resume(job, start.checkpoint, again=start.folder is not None)
     return job

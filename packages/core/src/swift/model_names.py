@@ -13,18 +13,18 @@ _QWEN = (
     "Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct", "Qwen2.5-72B-Instruct",
     "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B", "Qwen3-30B-A3B", "Qwen3-235B-A22B",
 )  # fmt: skip
-RELEASED = {name.lower(): f"Qwen/{name}" for name in _QWEN} | {
-    "llama2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama2-13b": "meta-llama/Llama-2-13b-hf",
-    "llama2-70b": "meta-llama/Llama-2-70b-hf",
-    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
-    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
-    "llama3.1-8b": "meta-llama/Llama-3.1-8B",
-    "llama3.1-70b": "meta-llama/Llama-3.1-70B",
-    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
-    "llama3.2-3b": "meta-llama/Llama-3.2-3B",
+_LLAMA = {
+    "2-7b": "Llama-2-7b-hf", "2-13b": "Llama-2-13b-hf", "2-70b": "Llama-2-70b-hf", "3-8b": "Meta-Llama-3-8B",
+    "3-70b": "Meta-Llama-3-70B", "3.1-8b": "Llama-3.1-8B", "3.1-70b": "Llama-3.1-70B", "3.1-405b": "Llama-3.1-405B",
+    "3.2-1b": "Llama-3.2-1B", "3.2-3b": "Llama-3.2-3B",
+}  # fmt: skip
+"""Each has two names: `llama-3.1-8b` and `llama3.1-8b`."""
+RELEASED = {
+    **{name.lower(): f"Qwen/{name}" for name in _QWEN},
+    **{f"llama{dash}{size}": f"meta-llama/{name}" for size, name in _LLAMA.items() for dash in ("-", "")},
     "mistral-7b": "mistralai/Mistral-7B-v0.3",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "gpt2": "openai-community/gpt2",
 }
 """Short name → the model of that name."""
@@ -46,19 +46,25 @@ NEAREST = {
     "llama-13b": "meta-llama/Llama-2-13b-hf",
     "llama-70b": "meta-llama/Llama-2-70b-hf",
     "llama3-7b": "meta-llama/Meta-Llama-3-8B",
+    "llama-3-7b": "meta-llama/Meta-Llama-3-8B",
 }
 """Name of a model that transformers does not load → the nearest that it loads."""
 
 
+def stand_in(name: str) -> tuple[str, str] | None:
+    """Return the model used instead of one that transformers does not load, and a note; None for other names."""
+    nearest = NEAREST.get(name.lower())
+    if nearest is None:
+        return None
+    return nearest, f"this version of transformers cannot load {name!r}; using the nearest supported model, {nearest}"
+
+
 def resolve_name(name: str) -> tuple[str, str | None]:
-    """Return the path or hub id that `name` stands for, and a line to say aloud where it isn't `name` itself."""
+    """Return the path or hub id that `name` stands for, and a note for the user where it isn't `name` itself."""
     key = name.lower()
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
-    if key in NEAREST:
-        note = f"this version of transformers cannot load {name!r}; using the nearest supported model, {NEAREST[key]}"
-        return NEAREST[key], note
-    return name, None
+    return stand_in(name) or (name, None)
 
 
 def nearest_alias(name: str) -> str:
