@@ -24,6 +24,7 @@ Names or distributions, comma separated, that may be loaded in addition to those
 """
 
 
+_SCRIPTS = "console_scripts"
 _NAME = re.compile(r"\w[\w.+-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)*)?\s*(\[.*\])?")
 """`package.module:attribute.of.it`, perhaps with extras."""
@@ -31,7 +32,7 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)
 
 def list_plugins(group: str | None = None) -> list[PluginEntry]:
     """All plugins installed (of one group), by kind and name. Reads metadata, imports nothing."""
-    listed = _listed(tuple((path, _changed(path)) for path in sys.path), _allow_list())
+    listed = _listed(_path(), _allow_list())
     return [entry for entry in listed if group in (None, entry.group)]
 
 
@@ -56,6 +57,20 @@ def objective_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*plugin_names("swift.objectives"), *KNOWN["swift.objectives"])))
 
 
+def names_of_other_owners() -> list[str]:
+    """Return other distributions that have a script of this name, or one that runs a module of `swift`.
+
+    Costs nothing, since entry points are read for plugins; `swift.installation.other_owners` reads what is installed.
+    """
+    found = {
+        _facts(point.dist)[0]
+        for point in _entry_points(_path())
+        if point.group == _SCRIPTS and (point.name == "swift" or point.value.startswith("swift."))
+        if point.dist is not None
+    }
+    return sorted(found - {CORE})
+
+
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:
     """(group, name) → the allowed entries that share it, where there are several."""
     shared: dict[tuple[str, str], list[PluginEntry]] = {}
@@ -72,9 +87,9 @@ def _listed(path: tuple[tuple[str, int], ...], allow_list: frozenset[str] | None
 
 
 @lru_cache(maxsize=4)
-def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
+def _installed(path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
     """Return the plugins in the metadata of all distributions; read again when another one was installed."""
-    points = _entry_points()
+    points = _entry_points(path)
     return tuple(
         entry
         for group in GROUPS
@@ -85,11 +100,12 @@ def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
     )
 
 
-def _entry_points() -> Iterable[metadata.EntryPoint]:
-    """All of them; where one distribution's file cannot be read, those of all others."""
+@lru_cache(maxsize=4)
+def _entry_points(_path: tuple[tuple[str, int], ...]) -> list[metadata.EntryPoint]:
+    """Those of plugins and scripts; where one distribution's file cannot be read, those of all others."""
     try:
         installed = metadata.entry_points()
-        return [point for group in GROUPS for point in installed.select(group=group)]
+        return [point for group in (*GROUPS, _SCRIPTS) for point in installed.select(group=group)]
     except Exception:  # the parser raises what the damaged file makes it raise
         found: dict[str, Iterable[metadata.EntryPoint]] = {}
         for distribution in metadata.distributions():
@@ -98,6 +114,11 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
                 if name not in found:  # what comes first on the path is what is imported
                     found[name] = distribution.entry_points
         return [point for points in found.values() for point in points]
+
+
+def _path() -> tuple[tuple[str, int], ...]:
+    """Return where Python looks for distributions, and when each folder changed."""
+    return tuple((path, _changed(path)) for path in sys.path)
 
 
 def _changed(path: str) -> int:
