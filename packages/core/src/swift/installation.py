@@ -33,10 +33,12 @@ _OF_SWIFT = re.compile(r"^(?:swift/|\S*/bin/swift,)", re.MULTILINE)
 
 def pip_install(*requirements: str, upgrade: bool = False) -> str:
     """Return the command that installs packages in this environment, swift's own from where swift itself came from."""
-    own = any(each.startswith("swift-") for each in requirements)
+    own, folder = any(each.startswith("swift-") for each in requirements), _folder()
     options = [*(["--upgrade"] if upgrade else []), *(_find_links() if own else [])]
-    words = [word for each in requirements for word in _requirement(each)]
-    return _shown([*_pip("install"), *options, *words])
+    command = _shown([*_pip("install"), *options, *(word for each in requirements for word in _requirement(each))])
+    if own and upgrade and folder is not None and (folder / "core").is_dir():
+        return f"{_shown(['git', '-C', str(folder.parent), 'pull'])} && {command}"
+    return command
 
 
 def pip_uninstall(distribution: str) -> str:

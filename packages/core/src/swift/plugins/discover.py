@@ -62,12 +62,7 @@ def names_of_other_owners() -> list[str]:
 
     Costs nothing, since entry points are read for plugins; `swift.installation.other_owners` reads what is installed.
     """
-    found = {
-        _facts(point.dist)[0]
-        for point in _entry_points(_path())
-        if point.group == _SCRIPTS and (point.name == "swift" or point.value.startswith("swift."))
-        if point.dist is not None
-    }
+    found = {entry.distribution for entry in _installed(_path()) if entry.group == _SCRIPTS}
     return sorted(found - {CORE})
 
 
@@ -83,16 +78,17 @@ def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[Plu
 @lru_cache(maxsize=8)
 def _listed(path: tuple[tuple[str, int], ...], allow_list: frozenset[str] | None) -> tuple[PluginEntry, ...]:
     """Return all plugins, with those marked that may not be loaded."""
-    return tuple(replace(entry, allowed=_is_allowed(entry, allow_list)) for entry in _installed(path))
+    plugins = (entry for entry in _installed(path) if entry.group != _SCRIPTS)
+    return tuple(replace(entry, allowed=_is_allowed(entry, allow_list)) for entry in plugins)
 
 
 @lru_cache(maxsize=4)
-def _installed(path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
-    """Return the plugins in the metadata of all distributions; read again when another one was installed."""
-    points = _entry_points(path)
+def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
+    """Return the plugins of all distributions, and scripts that concern swift; read again after an installation."""
+    points = _entry_points()
     return tuple(
         entry
-        for group in GROUPS
+        for group in (*GROUPS, _SCRIPTS)
         for entry in sorted(
             (_entry(point) for point in points if point.group == group and point.dist is not None),
             key=lambda entry: (entry.name, entry.distribution),
@@ -100,12 +96,11 @@ def _installed(path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
     )
 
 
-@lru_cache(maxsize=4)
-def _entry_points(_path: tuple[tuple[str, int], ...]) -> list[metadata.EntryPoint]:
+def _entry_points() -> Iterable[metadata.EntryPoint]:
     """Those of plugins and scripts; where one distribution's file cannot be read, those of all others."""
     try:
         installed = metadata.entry_points()
-        return [point for group in (*GROUPS, _SCRIPTS) for point in installed.select(group=group)]
+        points = [point for group in (*GROUPS, _SCRIPTS) for point in installed.select(group=group)]
     except Exception:  # the parser raises what the damaged file makes it raise
         found: dict[str, Iterable[metadata.EntryPoint]] = {}
         for distribution in metadata.distributions():
@@ -113,7 +108,12 @@ def _entry_points(_path: tuple[tuple[str, int], ...]) -> list[metadata.EntryPoin
                 name = normal_name(distribution.metadata["Name"])
                 if name not in found:  # what comes first on the path is what is imported
                     found[name] = distribution.entry_points
-        return [point for points in found.values() for point in points]
+        points = [point for of_one in found.values() for point in of_one]
+    return [
+        point
+        for point in points
+        if point.group != _SCRIPTS or point.name == "swift" or point.value.startswith("swift.")
+    ]
 
 
 def _path() -> tuple[tuple[str, int], ...]:
