@@ -1,20 +1,19 @@
 """`swift plugins new`: each template gives a package under another name that builds, loads and passes its own test.
 
-`tests/docs/test_plugin_pages.py` runs the kits of the other kinds, and `tests/packaging/test_third_party_backend.py`
+`test_plugin_pages.py` runs the kits of the other kinds, and `tests/packaging/test_third_party_backend.py`
 that of the backend.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from commands import typed
+from pages import Command
+from reader import Reader
 
 from swift.cli.plugins import plugin_rows
 from swift.plugins.kinds import KINDS
@@ -57,11 +56,10 @@ def test_new_plugins_have_no_name_of_a_template(work: Path) -> None:
 
 
 def test_new_plugins_pass_their_own_tests(work: Path) -> None:
-    folders = [str(work / f"swift-my-own-{kind}") for kind in WITHOUT_TRAINING]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", str(work), *folders]
-    variables = {**os.environ, "PYTHONPATH": str(work / "site")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work, env=variables)
-    assert done.returncode == 0, done.stdout[-4000:]
+    folders = " ".join(f"swift-my-own-{kind}" for kind in WITHOUT_TRAINING)
+    done = Reader(work, work / "site").types(Command(f"python -m pytest -q -p no:cacheprovider {folders}"))
+    assert done.code == 0, done.printed + done.complained
+    assert "14 passed" in done.printed
 
 
 @pytest.mark.parametrize(
