@@ -1,11 +1,12 @@
 """Write the generated pages of `docs/reference`: `make docs`. With `--check`, fail when they are out of date.
 
-The sources are `swift.hookspecs`, the sections of the configuration, the table of aliases, core's own plugins, and the
-JSON files next to the pages. A hook or a key without documentation is an error.
+The sources are `swift.hookspecs`, `swift.toolkit`, the sections of the configuration, the table of aliases, core's own
+plugins, and the JSON files next to the pages. A hook or a key without documentation is an error.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -34,6 +35,7 @@ from swift.plugins.load import load
 from swift.plugins.vocabularies import flag_topics
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+CORE_SOURCE = Path(hookspecs.__file__).parent
 LISTED = (CORE, "swift-objectives")
 """Distributions whose options the page of the configuration lists; the others have pages of their own."""
 GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
@@ -47,6 +49,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
     try:
         pages = {
             "hooks.md": hooks_page(hookspecs),
+            "toolkit.md": toolkit_page(CORE_SOURCE / "toolkit.py"),
             "commands.md": commands_page(),
             "configuration.md": configuration_page(),
             "third-party-flags.md": third_party_flags_page(),
@@ -113,6 +116,89 @@ def hook_groups(module: ModuleType) -> list[type]:
 
 def hooks_of(group: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     return ((name, hook) for name, hook in vars(group).items() if name.startswith("swift_"))
+
+
+def toolkit_page(file: Path) -> str:
+    """Return every name of the toolkit as its source declares it: importing it would import torch."""
+    toolkit = ast.parse(file.read_text())
+    parts = ["# Toolkit of backends", GENERATED, f"`from swift.toolkit import ...`. {inspect.cleandoc(_doc(toolkit))}"]
+    sections: dict[str, list[str]] = {}
+    for node in toolkit.body:
+        if not isinstance(node, ast.ImportFrom) or node.module is None or not node.module.startswith("swift."):
+            continue
+        section = sections.setdefault(node.module.split(".")[1].replace("_", " ").capitalize(), [])
+        for each in node.names:
+            section += [f"### {each.name}", *_declared(node.module, each.name)]
+    for title, entries in sections.items():
+        parts += [f"## {title}", *entries]
+    return "\n\n".join(parts) + "\n"
+
+
+def _declared(module: str, name: str) -> list[str]:
+    """Return how a module declares a name, its documentation, and the members of a class."""
+    path = CORE_SOURCE.joinpath(*module.split(".")[1:])
+    body = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()).body
+    for node, text in _with_documentation(body):
+        if isinstance(node, ast.ImportFrom) and node.module and any(each.name == name for each in node.names):
+            return _declared(node.module, name)
+        if name not in _names(node):
+            continue
+        if not text:
+            raise Undocumented(f"swift.toolkit.{name} has no docstring.")
+        code = [f"```python\n{_header(node)}\n```"] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+        members = [*_members(node)] if isinstance(node, ast.ClassDef) else []
+        return [*code, text, *(["Members:", "\n".join(members)] if members else [])]
+    raise Undocumented(f"swift.toolkit.{name} is not declared in {module}.")
+
+
+def _with_documentation(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield each statement with its docstring, which follows the declaration of a value."""
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node, inspect.cleandoc(_doc(node))
+        else:
+            yield node, inspect.cleandoc(_string(following))
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the public fields and methods of a class, with the first paragraph of their documentation."""
+    for each, text in _with_documentation(node.body):
+        summary = " ".join(text.partition("\n\n")[0].split())
+        for name in _names(each):
+            if not name.startswith("_") and summary:
+                yield f"- `{_header(each).removeprefix('def ') if _is_called(each) else name}`: {summary}"
+
+
+def _is_called(node: ast.stmt) -> bool:
+    """Return whether a member of a class is a method, and no property."""
+    return isinstance(node, ast.FunctionDef) and not any("property" in ast.unparse(of) for of in node.decorator_list)
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """Return the names that a statement declares."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.id for each in targets if isinstance(each, ast.Name)]
+
+
+def _header(node: ast.stmt) -> str:
+    """Return the signature of a function, or a class with its bases."""
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})".replace("()", "")
+    assert isinstance(node, ast.FunctionDef)
+    arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
+    return f"def {node.name}({arguments})" + (f" -> {ast.unparse(node.returns)}" if node.returns else "")
+
+
+def _doc(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def _string(node: ast.stmt | None) -> str:
+    """Return the string that a statement is; empty for other statements."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def configuration_page() -> str:

@@ -197,10 +197,15 @@ def main(root: Path = ROOT) -> int:
     return 1 if broken else 0
 
 
+def sources(folder: Path) -> Iterator[Path]:
+    """Yield the modules of a package, without templates of other packages."""
+    return (file for file in folder.rglob("*.py") if "templates" not in file.relative_to(folder).parts)
+
+
 def check_package(name: str, folder: Path, packages: set[str]) -> Iterator[str]:
     """Rules 1 and 2; imports for type checking count too."""
     allowed = {name, *dependencies(folder)}
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(sources(folder)):
         for each in imports(file, module_name(file, folder), typed=True):
             where = f"{file}:{each.line}: "
             if each.top in packages - allowed:
@@ -221,7 +226,7 @@ def dependencies(folder: Path) -> set[str]:
 
 def check_light(folders: list[Path]) -> Iterator[str]:
     """Rule 3: follow what is imported at once, from each light module, through all packages."""
-    modules = {module_name(file, folder): file for folder in folders for file in folder.rglob("*.py")}
+    modules = {module_name(file, folder): file for folder in folders for file in sources(folder)}
     for start in sorted(name for name in modules if any(within(name, light) for light in LIGHT)):
         seen: dict[str, str | None] = {start: None}
         waiting = [start]
@@ -238,7 +243,7 @@ def check_light(folders: list[Path]) -> Iterator[str]:
 
 def check_circles(folder: Path) -> Iterator[str]:
     """Rule 4, file by file; imports for type checking count too."""
-    modules = {module_name(file, folder): file for file in folder.rglob("*.py")}
+    modules = {module_name(file, folder): file for file in sources(folder)}
     imported = {
         module: {name for each in imports(file, module, typed=True) for name in targets(each, modules)} - {module}
         for module, file in modules.items()
@@ -281,7 +286,7 @@ def _way_back(start: str, imported: dict[str, set[str]]) -> list[str]:
 
 def arrows_upwards(core: Path) -> dict[tuple[str, str], str]:
     """Folders of core that import from a higher floor, imports for type checking included, with one import of each."""
-    modules = {module_name(file, core): file for file in core.rglob("*.py")}
+    modules = {module_name(file, core): file for file in sources(core)}
     floors = {room: floor for floor, room in enumerate(FLOORS)}
     found: dict[tuple[str, str], str] = {}
     for module, file in sorted(modules.items()):

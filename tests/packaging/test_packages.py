@@ -54,7 +54,7 @@ def test_imports_of_a_package_are_declared(package: Path) -> None:
     installed = metadata.packages_distributions()
     distributions = {**installed, "swift": ["swift-core"], "mlflow": ["mlflow-skinny"], "triton": ["torch"]}
     undeclared = set()
-    for file in source.rglob("*.py"):
+    for file in import_rules.sources(source):
         for each in import_rules.imports(file, import_rules.module_name(file, source)):
             if each.top in {source.name, *sys.stdlib_module_names}:
                 continue

@@ -11,7 +11,7 @@ import pytest
 from commands import typed
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "examples" / "third-party-backend" / "src"
+SOURCE = ROOT / "packages" / "testing" / "src" / "swift_testing" / "templates" / "backend"
 
 
 @pytest.fixture
@@ -19,13 +19,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     info = tmp_path / "site" / "swift_zero_redundancy-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-zero-redundancy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[swift.backends]\nzero-redundancy = swift_zero_redundancy.plugin:ZeroRedundancy\n"
-    )
+    (info / "entry_points.txt").write_text("[swift.backends]\nzero-redundancy = swift_zero_redundancy:ZeroRedundancy\n")
     monkeypatch.syspath_prepend(str(info.parent))
     monkeypatch.syspath_prepend(str(SOURCE))
     yield
-    for name in [each for each in sys.modules if each.partition(".")[0] == "swift_zero_redundancy"]:
+    for name in [each for each in sys.modules if each.startswith("swift_zero_redundancy")]:
         del sys.modules[name]
 
 

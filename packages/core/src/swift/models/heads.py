@@ -20,10 +20,11 @@ from swift.parsing.tasks import EMBEDDING
 
 HEAD_MODULE = "score"
 HEAD = f"{HEAD_MODULE}.weight"
-"""Its name on disk."""
+"""The name on disk of the weight of a head."""
 VALUE_HEAD_MODULE = "value_head"
+"""The module of a head for values next to an unembedding."""
 VALUE_HEAD = f"{VALUE_HEAD_MODULE}.weight"
-"""The name in checkpoints of a head for values next to an unembedding. Exports have no such head."""
+"""The name in checkpoints of its weight. Exports have no such head."""
 
 
 def class_of_task(config: Any, task: str) -> Any:

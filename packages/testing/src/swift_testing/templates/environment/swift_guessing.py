@@ -1,4 +1,4 @@
-"""A guessing game: the model names a number and reads whether to go higher or lower."""
+"""A game: the model names a number and reads whether to go higher or lower."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Whether the backend is right: the conformance kit, on two and on four processes."""
+"""The conformance kit, on two and on four processes."""
 
 from swift_testing import BackendConformance, Layout
 

@@ -1,4 +1,4 @@
-"""Signum: momentum whose update is its sign (arXiv:1802.04434)."""
+"""Updates by the sign of the momentum (arXiv:1802.04434)."""
 
 from pydantic import Field
 

@@ -13,7 +13,7 @@ class ZeroRedundancy(TorchBackend):
         calls_before_update=True,
     )
 
-    swift_shard = lazy_hook("swift_zero_redundancy.state:State")
+    swift_shard = lazy_hook("swift_zero_redundancy_state:State")
 
     @hookimpl
     def swift_estimate_memory(self, run, weights):

@@ -1,4 +1,4 @@
-"""BitFit: train biases and norms (arXiv:2106.10199)."""
+"""Trains biases and norms alone (arXiv:2106.10199)."""
 
 from pydantic import Field
 
@@ -6,14 +6,14 @@ from swift import Section
 from swift.contracts import Trains
 
 
-class BitFitOptions(Section):
+class BitfitOptions(Section):
     """Options of `bitfit`; each is a flag, such as `--tuner.norms false`."""
 
     norms: bool = Field(True, description="Train the weights of norms as well")
 
 
-class BitFit:
-    options_model = BitFitOptions
+class Bitfit:
+    options_model = BitfitOptions
     adapter = False
     learning_rate = 1e-3
 
