@@ -235,7 +235,7 @@ def _recipe(case: Case, model: Path) -> Recipe:
         labels=config.model.num_labels or 1,
         pooling=config.model.pooling,
         ending=ending_of(model),
-        head_start=lambda shape: initial_head(shape, seed=config.train.seed),
+        head_start=lambda name, shape: initial_head(shape, seed=config.train.seed, name=name),
         beta=getattr(config.objective, "beta", 0.1),
         lr=config.learning_rate,
         schedule=optim.schedule,
