@@ -416,7 +416,9 @@ def _class_of(classes: Any) -> Any:
 
 
 def _image_processor(name: str, change: Change) -> Any:
-    kind = _class_of(change.sees or IMAGE_PROCESSOR_MAPPING_NAMES.get(name) or IMAGE_PROCESSOR_MAPPING_NAMES["qwen2_vl"])
+    kind = _class_of(
+        change.sees or IMAGE_PROCESSOR_MAPPING_NAMES.get(name) or IMAGE_PROCESSOR_MAPPING_NAMES["qwen2_vl"]
+    )
     settings: dict[str, Any] = {}
     for setting, small in OF_IMAGES.items():
         value = getattr(kind, setting, None)

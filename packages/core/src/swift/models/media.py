@@ -182,7 +182,9 @@ class ProcessorReader:
         if self._rope_index is None:
             return None
         positions = batch.position_ids.expand(3, *batch.position_ids.shape).clone()
-        spans = [(row, slice(start, start + length)) for row, start, length, held in _segments(batch, references) if held]
+        spans = [
+            (row, slice(start, start + length)) for row, start, length, held in _segments(batch, references) if held
+        ]
         rows = {
             "input_ids": [batch.input_ids[span] for span in spans],
             "mm_token_type_ids": [kinds[span].int() for span in spans],
