@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from swift.errors import ModelError
 from swift.models.aliases import nearest_alias, resolve_name
@@ -52,6 +53,18 @@ def folder_of(typed: str) -> Path | None:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"Folder {typed} does not exist.", hint="Check the path passed with --model.")
     return None
+
+
+def hub_cache() -> Path:
+    """Return the folder of the hub cache."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+
+
+def cached_ids(kind: Literal["models", "datasets"]) -> list[str]:
+    """Return the ids in the hub cache."""
+    folders = hub_cache().glob(f"{kind}--*")
+    return sorted(folder.name.removeprefix(f"{kind}--").replace("--", "/") for folder in folders)
 
 
 def _cached(name: str, revision: str | None, patterns: list[str], *, need_weights: bool) -> Path | None:
