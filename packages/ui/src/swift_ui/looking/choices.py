@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -35,43 +35,67 @@ class Choice:
 
 def find_choices(rows: Iterable[Mapping[str, Any]], here: Path, roots: Iterable[Path]) -> dict[str, list[Choice]]:
     """Return the models and the data sets; `rows` are the runs of the list, the newest first."""
-    models: dict[str, Choice] = {}
-    datasets: dict[str, Choice] = {}
+    runs = list(islice(rows, MOST_RUNS))
+    models = chain(
+        chain.from_iterable(map(_models_of_run, runs)),
+        (Choice(_typed(folder, here), "Folders") for folder in _model_folders((here, *roots))),
+        (Choice(name, "Hub cache") for name in cached_ids("models")),
+        (Choice(name, "Hub", model) for name, model in RELEASED.items() if not _is_offline()),
+    )
+    datasets = chain(
+        chain.from_iterable(map(_data_of_run, runs)),
+        (Choice(_typed(file, here), "Files") for file in _data_files(here)),
+        (Choice(name, "Hub cache") for name in cached_ids("datasets")),
+    )
+    return {"models": _each_once(models), "datasets": _each_once(datasets)}
 
-    def add(found: dict[str, Choice], value: object, group: str, detail: str = "") -> None:
-        if isinstance(value, str) and value:
-            found.setdefault(value, Choice(value, group, detail))
 
-    for row in islice(rows, MOST_RUNS):
-        folder, args = Path(row["folder"]), arguments(Path(row["folder"]))
-        name = f"{row['model']}/{row['name']}"
-        method = " ".join(str(row["facts"].get(each, "")) for each in ("objective", "tuner")).strip()
-        with suppress(OSError):  # of a run that was removed meanwhile
-            for each in checkpoints(folder, None)[:-4:-1]:
-                add(models, each["path"], "Checkpoints", method)
-            for export in _folders_in(folder):
-                if _is_model(set(os.listdir(export))):
-                    add(models, str(export), "Exports", f"of {name}")
-        add(models, args.get("model.path"), "Used by runs", f"by {name}")
-        for key in ("data.train", "data.validation"):
-            for value in args[key] if isinstance(args.get(key), list) else ():
-                add(datasets, value, "Used by runs", f"by {name}")
-    for top in dict.fromkeys((here, *roots)):
-        for folder, names in _search(top):
-            if _is_model(names):
-                add(models, _typed(folder, here), "Folders")
-            elif top == here:
-                for file in sorted(names):
-                    if file.endswith(TABLES) and file != "package.json":
-                        add(datasets, _typed(folder / file, here), "Files")
-    for model in cached_ids("models"):
-        add(models, model, "Hub cache")
-    for dataset in cached_ids("datasets"):
-        add(datasets, dataset, "Hub cache")
-    if os.environ.get("HF_HUB_OFFLINE", "0") == "0":
-        for short, model in RELEASED.items():
-            add(models, short, "Hub", model)
-    return {"models": list(models.values()), "datasets": list(datasets.values())}
+def _each_once(choices: Iterable[Choice]) -> list[Choice]:
+    first: dict[str, Choice] = {}
+    for each in choices:
+        first.setdefault(each.value, each)
+    return list(first.values())
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "0") != "0"
+
+
+def _models_of_run(row: Mapping[str, Any]) -> Iterator[Choice]:
+    folder, facts = Path(row["folder"]), row["facts"]
+    method = " ".join(str(facts[each]) for each in ("objective", "tuner") if each in facts)
+    with suppress(OSError):  # of a run that was removed meanwhile
+        for each in checkpoints(folder, None)[:-4:-1]:
+            yield Choice(each["path"], "Checkpoints", method)
+        for export in _folders_in(folder):
+            if _is_model({file.name for file in export.iterdir()}):
+                yield Choice(str(export), "Exports", f"of {_name(row)}")
+    base = arguments(folder).get("model.path")
+    if isinstance(base, str) and base:
+        yield Choice(base, "Used by runs", f"by {_name(row)}")
+
+
+def _data_of_run(row: Mapping[str, Any]) -> Iterator[Choice]:
+    args = arguments(Path(row["folder"]))
+    for key in ("data.train", "data.validation"):
+        named = args.get(key)
+        for value in named if isinstance(named, list) else ():
+            if isinstance(value, str) and value:
+                yield Choice(value, "Used by runs", f"by {_name(row)}")
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['model']}/{row['name']}"
+
+
+def _model_folders(tops: Iterable[Path]) -> Iterator[Path]:
+    return (folder for top in tops for folder, names in _search(top) if _is_model(names))
+
+
+def _data_files(top: Path) -> Iterator[Path]:
+    for folder, names in _search(top):
+        if not _is_model(names):
+            yield from (folder / name for name in sorted(names) if name.endswith(TABLES) and name != "package.json")
 
 
 def _typed(path: Path, here: Path) -> str:
