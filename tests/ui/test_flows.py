@@ -68,6 +68,24 @@ def page(dashboard: Dashboard) -> Page:
     return dashboard.page()
 
 
+def test_form_offers_models_and_data_sets(page: Page) -> None:
+    """An untouched form starts nothing; a model and a data set are chosen from what this machine has."""
+    show(page, "/new/sft")
+    page.locator("#refusal.calm", has_text="needs --model").wait_for()
+    assert page.locator("#launch").is_disabled()
+    assert page.inner_text("#changed-count") == ""
+    for key, value in {"model.path": "tiny", "data.train": "train.jsonl"}.items():
+        page.locator(f"[data-field='{key}'] summary").click()
+        page.locator(f".choice[data-value='{value}']").click()
+    page.locator("#launch:enabled").wait_for()
+    assert "swift sft --model tiny --dataset train.jsonl --run_name" in page.inner_text("#command")
+    assert page.inner_text("#changed-count") == "2 changed"
+    page.get_by_role("button", name="Full").click()
+    page.locator("#command", has_text="--train_type full").wait_for()
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#refusal.calm").wait_for()
+
+
 def test_bad_form_shows_error_of_command_line(dashboard: Dashboard, page: Page) -> None:
     """A bad form is refused with the error message of the command line."""
     show(page, "/new/sft")
@@ -212,6 +230,30 @@ def test_checkpoint_is_exported_from_page(dashboard: Dashboard, page: Page) -> N
     assert (exported.parent / "model.safetensors").is_file()
 
 
+def test_files_list_checkpoints_with_losses_and_plan(page: Page) -> None:
+    show(page, "/runs")
+    page.get_by_role("link", name="tiny/second").click()
+    page.get_by_role("link", name="Files").click()
+    (row,) = page.get_by_label("Checkpoints").locator("tbody tr").all()
+    cells = row.locator("td").all_inner_texts()
+    assert cells[:2] == ["checkpoint-4", "4"]
+    assert float(cells[2]) == pytest.approx(points(page)[-1][1], rel=1e-3)
+    assert page.get_by_role("region", name="Plan", exact=True).locator("tbody tr").count() == 2
+    row.get_by_role("link", name="Export").click()
+    page.locator("#command", has_text="second/checkpoint-4").wait_for()
+
+
+def test_empty_chat_offers_checkpoints(dashboard: Dashboard, page: Page) -> None:
+    show(page, "/chat")
+    page.locator(f".choice[data-value='{dashboard.folder}/output/tiny/second/checkpoint-4']").click()
+    page.locator(".chat-column .status.completed").wait_for()
+    page.click("#chat-more")
+    page.locator(".choice[data-value=tiny]").wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name=re.compile("^Close")).click()
+    page.locator(".choice[data-value=tiny]").wait_for()
+
+
 def test_checkpoint_responds_next_to_base_model(dashboard: Dashboard, page: Page) -> None:
     """A checkpoint responds next to the model that it was trained from."""
     checkpoint = dashboard.folder / "output" / "tiny" / "second" / "checkpoint-4"
@@ -328,7 +370,8 @@ def test_views_have_no_serious_accessibility_finding(dashboard: Dashboard, schem
         "/new/sft": "#verdict > *",
         "/new/export": "#verdict > *",
         "/jobs": "tr[data-job]",
-        "/chat": "#chat-question",
+        f"/run/{run}/files": "table",
+        "/chat": ".chat-column, .choice",
     }
     findings = []
     for hash_, wanted in waits.items():

@@ -11,6 +11,7 @@ from commands import typed
 from swift.config.fields import core_fields
 from swift.errors import SwiftError
 from swift.forms import check_command, form_of, resume_argv
+from swift.parsing import parse
 from swift.plugins.discover import list_plugins
 
 
@@ -40,6 +41,20 @@ def test_form_uses_common_flags() -> None:
     assert shown["model.path"] == "model"
     assert shown["tuner.rank"] == "lora_rank"
     assert shown["optim.lr"] == "learning_rate"
+
+
+def test_flags_of_form_take_values_of_their_keys() -> None:
+    """The form types the flags of the terminal's help where these take every value of the key."""
+    values = {"train.max_steps": ["7"], "checkpoint.keep": ["2"], "checkpoint.resume": ["last"]}
+    values["tuner.kind"] = [entry.name for entry in list_plugins("swift.tuners")]
+    shown = fields("sft")
+    usual = {key: shown[key] for key in values}
+    assert set(usual.values()) == {"max_steps", "save_total_limit", "resume_from_checkpoint", "train_type"}
+    inputs = ["--model", "m", "--dataset", "d"]
+    for key, flag in usual.items():
+        for value in values[key]:
+            by_flag, by_key = (parse([*inputs, f"--{each}", value], "sft").config for each in (flag, key))
+            assert by_flag == by_key
 
 
 def test_broken_plugin_form_section_shows_reason() -> None:

@@ -20,7 +20,10 @@ from swift.cli.options import options_of, read_options
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory
+from swift.data.sources.spec import TABLES
 from swift.errors import SwiftError
+from swift.models.aliases import RELEASED
+from swift.models.locate import cached_ids
 from swift.observers.facts import resume_argv
 from swift.parsing.aliases import flag_named
 from swift.plugins.discover import plugin_names
@@ -34,7 +37,17 @@ if TYPE_CHECKING:
 
     from swift.parsing import Parsed
 
-__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "form_of", "resume_argv"]
+__all__ = [
+    "RELEASED",
+    "TABLES",
+    "CheckedCommand",
+    "FormField",
+    "FormSection",
+    "cached_ids",
+    "check_command",
+    "form_of",
+    "resume_argv",
+]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from swift.config.options import Section
 from swift.contracts import EngineLibrary
 from swift.errors import SwiftError
 from swift.installation import CORE, other_owners, pip_install, pip_uninstall
+from swift.models.locate import cached_ids, hub_cache
 from swift.terminal import result_alone
 from swift.version import __version__
 
@@ -258,13 +259,14 @@ def _offline() -> Iterator[Finding]:
         yield Finding("hub", f"offline ({', '.join(switched_off)}): models and data sets come from the cache", "note")
     else:
         yield Finding("hub", "models and data sets are downloaded when they are not in the cache")
-    cache = _hub_cache()
-    cached = sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in cache.glob("models--*"))
-    yield Finding("hub", f"cache {cache}: {len(cached)} models" + (f" ({', '.join(cached[:5])})" if cached else ""))
+    cached = cached_ids("models")
+    yield Finding(
+        "hub", f"cache {hub_cache()}: {len(cached)} models" + (f" ({', '.join(cached[:5])})" if cached else "")
+    )
 
 
 def _disk() -> Iterator[Finding]:
-    for use, folder in (("runs here", Path.cwd()), ("hub cache", _hub_cache())):
+    for use, folder in (("runs here", Path.cwd()), ("hub cache", hub_cache())):
         there = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(there).free / 2**30
         if not os.access(there, os.W_OK):
@@ -273,11 +275,6 @@ def _disk() -> Iterator[Finding]:
             yield Finding("disk", f"{use}: {free:.1f} GiB free", "note", "--save_total_limit N keeps fewer checkpoints")
         else:
             yield Finding("disk", f"{use}: {free:.0f} GiB free")
-
-
-def _hub_cache() -> Path:
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
 def _print(findings: list[Finding]) -> None:

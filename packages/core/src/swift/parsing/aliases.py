@@ -221,6 +221,8 @@ _TRANSLATED: TranslatedFlags = (
     (("merge_lora",), "export.to", "switch", when_on(Set("export.to", "hf"))),
 )
 
+_WIDER = frozenset({"train_type", "max_steps", "resume_from_checkpoint", "save_total_limit"})
+"""Translated flags that take every value of their key unchanged, and further values."""
 _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; they repeat environment variables."""
 OPEN_SECTIONS = ("backend", "export", "objective", "optim", "tuner")
@@ -267,7 +269,7 @@ def _aliases(brought: tuple[FlagTopic, ...]) -> dict[str, Alias]:
         for flag in flags:
             table[flag] = Alias(flag, key, field.kind if field else "any", renamed(key), renames=True)
     for flags, key, arity, translate in _TRANSLATED:
-        table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
+        table.update({flag: Alias(flag, key, arity, translate, renames=flag in _WIDER) for flag in flags})
     for topic in brought:
         if topic.commands:
             continue

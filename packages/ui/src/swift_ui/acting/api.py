@@ -35,6 +35,12 @@ PRESETS = [
     )
 ]
 """Presets of the form for new runs."""
+OFFERED = {
+    **dict.fromkeys(("model.path", "model", "checkpoint"), "models"),
+    **dict.fromkeys(("objective.teacher_model", "objective.critic_model", "objective.reward_model"), "models"),
+    **dict.fromkeys(("data.train", "data.validation", "dataset", "calibration_dataset"), "datasets"),
+}
+"""Keys of options → the choices that the page offers for them."""
 
 
 class ActingApi:
@@ -72,6 +78,7 @@ class ActingApi:
                 "command": command,
                 "sections": [asdict(each) for each in sections],
                 "presets": presets,
+                "offered": OFFERED,
                 "output": self._output(),
             }
         )

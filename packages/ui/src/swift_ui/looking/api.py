@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from swift.observers import charts_of
 from swift.train import REPORT_FILE
 from swift_ui.looking import rounds, view
+from swift_ui.looking.choices import find_choices
 from swift_ui.looking.events import RunEvents
 from swift_ui.looking.index import NotFound, RunIndex, file_in
 from swift_ui.looking.lines import MOST_POINTS, RunLines
@@ -57,6 +59,11 @@ class RunReader:
         found = None if known else RunLines.at_a_glance(folder)
         return (self.lines(folder), True) if found is None else (found, False)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all runs as rows of the list, the newest first."""
+        rows = [self.row(key, folder) for key, folder in self.index.find().items()]
+        return sorted(rows, key=lambda row: (row["state"]["started"], row["name"]), reverse=True)
+
     def row(self, key: str, folder: Path) -> dict[str, Any]:
         """Return a run as a row of the list."""
         state = self.states.state(folder)
@@ -97,6 +104,7 @@ def routes() -> list[Route]:
     of_run = "/api/runs/{key}"
     return [
         Route("/api/runs", _runs),
+        Route("/api/choices", _choices),
         Route("/api/compare", _compare),
         Route(of_run, _run),
         Route(f"{of_run}/series", _series),
@@ -113,9 +121,13 @@ def routes() -> list[Route]:
 
 def _runs(request: Request) -> Response:
     runs = reader(request)
-    rows = [runs.row(key, folder) for key, folder in runs.index.find().items()]
-    rows.sort(key=lambda row: (row["state"]["started"], row["name"]), reverse=True)
-    return RunResponse({"runs": rows, "roots": [str(root) for root in runs.index.roots]})
+    return RunResponse({"runs": runs.rows(), "roots": [str(root) for root in runs.index.roots]})
+
+
+def _choices(request: Request) -> Response:
+    runs = reader(request)
+    found = find_choices(runs.rows(), Path.cwd(), runs.index.roots)
+    return RunResponse({kind: [asdict(each) for each in choices] for kind, choices in found.items()})
 
 
 def _run(request: Request) -> Response:

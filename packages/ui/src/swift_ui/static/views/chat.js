@@ -1,5 +1,6 @@
 // Chat with several models: their responses side by side, streamed.
 import { get, post } from "../api.js";
+import { choiceList } from "../choices.js";
 import { element } from "../dom.js";
 
 const MOST = 4;
@@ -100,8 +101,7 @@ class Column {
 export const mount = async (root, { query }) => {
   const columns = [];
   const board = element("div", { class: "chat-columns" });
-  const known = element("datalist", { id: "known-models" });
-  const model = element("input", { type: "text", id: "chat-model", list: "known-models", placeholder: "run, checkpoint or model folder", "aria-label": "Model to chat with", spellcheck: "false", autocomplete: "off" });
+  const model = element("input", { type: "text", id: "chat-model", placeholder: "run, checkpoint or model folder", "aria-label": "Model to chat with", spellcheck: "false", autocomplete: "off" });
   const send = element("button", { type: "submit", class: "first", id: "chat-send" }, "Ask");
   const question = element("textarea", { id: "chat-question", rows: 2, placeholder: "Ask all models (Enter to send, Shift+Enter for a new line)", "aria-label": "Question" });
   const tokens = element("input", { type: "number", id: "chat-tokens", value: "256", min: "1", max: "8192" });
@@ -116,10 +116,22 @@ export const mount = async (root, { query }) => {
 
   const add = (name) => {
     if (!name || columns.length === MOST || columns.some((each) => each.model === name)) return;
-    const column = new Column(name, (gone) => columns.splice(columns.indexOf(gone), 1));
+    const column = new Column(name, (gone) => { columns.splice(columns.indexOf(gone), 1); arrange(); });
     columns.push(column);
     board.append(column.root);
+    arrange();
     column.open();
+  };
+  // Without a model, the page offers those of this machine; "Add model" shows the list again.
+  const arrange = (choosing = false) => {
+    list.hidden = columns.length > 0 && !choosing;
+    board.hidden = form.hidden = !list.hidden;
+    more.hidden = board.hidden || columns.length === MOST;
+    list.replaceChildren(...(list.hidden ? [] : [
+      element("form", { class: "chat-add", onsubmit: (event) => { event.preventDefault(); add(model.value.trim()); model.value = ""; } },
+        model, element("button", { type: "submit", id: "chat-add" }, "Load"),
+        columns.length ? element("button", { type: "button", onclick: () => arrange() }, "Cancel") : ""),
+      choiceList("models", add, { first: ["Checkpoints", "Exports", "Folders", "Used by runs"], title: "Models to chat with" })]));
   };
   const ask = async (event) => {
     event.preventDefault();
@@ -138,15 +150,17 @@ export const mount = async (root, { query }) => {
   };
   question.addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey) ask(event); });
 
+  const list = element("div", { class: "chat-choose" });
+  const more = element("button", { type: "button", id: "chat-more", onclick: () => arrange(true) }, "Add model");
+  const form = element("form", { class: "chat-ask", onsubmit: ask }, question,
+    element("div", { class: "chat-settings" },
+      element("label", {}, "Maximum tokens ", tokens), element("label", {}, "Temperature ", temperature), element("label", {}, remember, " Keep the conversation"), element("label", {}, "Image ", file), shown, element("span", { class: "grow" }), send));
   root.append(
-    element("h1", {}, "Chat"),
-    element("form", { class: "chat-add", onsubmit: (event) => { event.preventDefault(); add(model.value.trim()); model.value = ""; } }, model, known, element("button", { type: "submit", id: "chat-add" }, "Add model")),
-    board,
-    element("form", { class: "chat-ask", onsubmit: ask }, question,
-      element("div", { class: "chat-settings" },
-        element("label", {}, "Maximum tokens ", tokens), element("label", {}, "Temperature ", temperature), element("label", {}, remember, " Keep the conversation"), element("label", {}, "Image ", file), shown, element("span", { class: "grow" }), send)));
+    element("div", { class: "head" }, element("h1", {}, "Chat"),
+      element("span", { class: "muted" }, `Load up to ${MOST} models and ask them the same question.`), element("div", { class: "tools" }, more)),
+    list, board, form);
   const { sessions } = await get("sessions");
   for (const each of [...query.getAll("model"), ...sessions.filter((session) => ["ready", "loading"].includes(session.state)).map((session) => session.model)]) add(each);
-  get("runs").then(({ runs }) => known.append(...runs.map((run) => element("option", { value: run.folder })))).catch(() => {});
+  if (!columns.length) arrange();
   return () => { for (const each of columns) each.ended = true; };
 };

@@ -1,5 +1,6 @@
 // Form of a command, built from its options; every change is checked like on the command line.
 import { post } from "../api.js";
+import { chooser } from "../choices.js";
 import { element } from "../dom.js";
 
 const TRAINING = ["pt", "sft", "rlhf", "train"];
@@ -23,6 +24,7 @@ class Form {
     this.further = this.values["@further"] || "";
     delete this.values["@further"];
     for (const [key, value] of query) this.values[key] = value;
+    this.filled = {}; // by the form itself, not by the user
     this.generation = 0;
     this.onlyChanged = false;
   }
@@ -32,7 +34,8 @@ class Form {
   }
 
   keep() {
-    sessionStorage.setItem(`form ${this.command}`, JSON.stringify({ ...this.values, "@further": this.further }));
+    const values = Object.fromEntries(Object.entries(this.values).filter(([key]) => this.changed(key)));
+    sessionStorage.setItem(`form ${this.command}`, JSON.stringify({ ...values, "@further": this.further }));
   }
 
   get selected() {
@@ -50,10 +53,15 @@ class Form {
     const response = await post("form", { command: this.command, selected: this.selected });
     this.sections = response.sections;
     this.presets = response.presets;
+    this.offered = response.offered;
     if (TRAINING.includes(this.command)) {
-      if (response.output && !this.values["logging.output"]) this.values["logging.output"] = response.output;
-      this.values["logging.run_name"] ??= stamp();
+      this.filled = { "logging.run_name": this.filled["logging.run_name"] ?? stamp(), ...(response.output ? { "logging.output": response.output } : {}) };
+      this.values = { ...this.filled, ...this.values };
     }
+  }
+
+  changed(key) {
+    return key in this.values && this.values[key] !== this.filled[key];
   }
 }
 
@@ -90,12 +98,24 @@ const control = (form, field, changed) => {
   return input;
 };
 
+// A control with the models or data sets that this machine has.
+const withChooser = (form, field, made) => {
+  const training = TRAINING.includes(form.command);
+  const pick = (value) => {
+    const lines = field.kind === "list" ? made.value.split("\n").filter((line) => line.trim() && line !== value) : [];
+    made.value = [...lines, value].join("\n");
+    made.dispatchEvent(new Event("input"));
+  };
+  return element("div", { class: "with-choices" }, made,
+    chooser(form.offered[field.key], `Choose --${field.flag || field.key}`, pick, { first: training ? ["Used by runs", "Folders", "Hub cache"] : [] }));
+};
+
 const row = (form, field, changed) => {
   const id = `field-${field.key}`;
   const about = [field.description, field.choices.length ? "" : [field.type, field.bounds].filter(Boolean).join(" ")].filter(Boolean).join(" · ");
   const made = element("div", { class: "field", "data-field": field.key, "data-often": String(field.often) },
     element("label", { for: id }, field.flag ? `--${field.flag}` : field.key.toUpperCase()),
-    control(form, field, changed),
+    field.key in form.offered ? withChooser(form, field, control(form, field, changed)) : control(form, field, changed),
     element("p", { class: "about", id: `${id}-about` }, about));
   made.dataset.search = `${field.key} ${field.flag} ${field.description}`.toLowerCase();
   return made;
@@ -138,6 +158,7 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
   await form.load();
   const sections = element("div", { class: "form-sections" });
   const commandLine = element("code", { id: "command", tabindex: 0, "aria-label": "Command" });
+  commandLine.textContent = `swift ${command} …`;
   const verdict = element("div", { id: "verdict", role: "status", "aria-live": "polite" });
   const launch = element("button", { type: "submit", class: "first", id: "launch", disabled: true }, training ? "Start the run" : `Start ${command}`);
   const count = element("span", { class: "muted", id: "changed-count" });
@@ -151,7 +172,7 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
       commandLine.replaceChildren(...response.command_line.split(" ").flatMap((word) => [element("span", {}, word), " "]));
       verdict.replaceChildren(
         response.refused
-          ? element("div", { class: "refusal", id: "refusal" }, element("p", {}, response.refused.message), response.refused.hint ? element("p", { class: "hint" }, response.refused.hint) : null)
+          ? element("div", { class: untouched() ? "refusal calm" : "refusal", id: "refusal" }, element("p", {}, response.refused.message), response.refused.hint ? element("p", { class: "hint" }, response.refused.hint) : null)
           : response.expected ? bar(response.expected) : element("p", { class: "ready" }, "The command is valid."),
         ...response.notes.map((note) => element("p", { class: "note" }, note)));
       launch.disabled = Boolean(response.refused);
@@ -161,10 +182,12 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
     }
   };
 
+  const untouched = () => !form.further && !Object.keys(form.values).some((key) => form.changed(key));
+
   const mark = () => {
     let changed = 0;
     for (const each of sections.querySelectorAll(".field")) {
-      const on = each.dataset.field in form.values;
+      const on = form.changed(each.dataset.field);
       changed += on;
       each.classList.toggle("changed", on);
     }
@@ -196,8 +219,8 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
       const all = section.dataset.all === "true";
       for (const each of section.querySelectorAll(".field")) {
         const found = narrowed
-          ? wanted.every((word) => each.dataset.search.includes(word)) && (!only.checked || each.dataset.field in form.values)
-          : all || each.dataset.often === "true" || each.dataset.field in form.values;
+          ? wanted.every((word) => each.dataset.search.includes(word)) && (!only.checked || form.changed(each.dataset.field))
+          : all || each.dataset.often === "true" || form.changed(each.dataset.field);
         each.hidden = !found;
         shown += found;
         hidden += !found;
@@ -242,7 +265,7 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
     launch.disabled = true;
     try {
       const { job } = await post("jobs", { command, selected: form.selected, values: form.sent, further: form.further });
-      if (training) { form.values["logging.run_name"] = stamp(); form.keep(); }
+      if (training) { delete form.values["logging.run_name"]; form.keep(); }
       location.hash = `#/jobs/${job.id}?follow=1`;
     } catch (error) {
       verdict.replaceChildren(element("div", { class: "refusal", role: "alert" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null));
@@ -250,7 +273,7 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
   };
 
   const preset = async (each) => {
-    const kept = Object.fromEntries(Object.entries(form.values).filter(([key]) => /^(model\.path|data\.train|logging\.)/.test(key)));
+    const kept = Object.fromEntries(Object.entries(form.values).filter(([key]) => form.changed(key) && /^(model\.path|data\.train|logging\.)/.test(key)));
     if (each.command !== command) {
       sessionStorage.setItem(`form ${each.command}`, JSON.stringify({ ...kept, ...each.values }));
       location.hash = `#/new/${each.command}`;
