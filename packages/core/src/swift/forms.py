@@ -22,7 +22,7 @@ from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory
 from swift.data.sources.spec import TABLES
 from swift.errors import SwiftError
-from swift.models.aliases import RELEASED
+from swift.model_names import RELEASED
 from swift.models.locate import cached_ids
 from swift.observers.facts import resume_argv
 from swift.parsing.aliases import flag_named

@@ -231,8 +231,8 @@ def _show_group(group: FlagGroup) -> None:
         lines = textwrap.wrap(text, right, break_on_hyphens=False)
         same = [f"--{flag}" for flag in ((field.key, *flags) if field.argument else flags)]
         also = ["also set by", *(f"--{flag}" for flag in partly)] if partly else []
-        for each in (same, also):
-            wrapped = textwrap.wrap(" ".join(each), right, break_on_hyphens=False)
+        for listed in (same, also):
+            wrapped = textwrap.wrap(" ".join(listed), right, break_on_hyphens=False)
             lines += [_styled(line, "cyan") for line in wrapped]
         for number, each in enumerate(lines):
             column = f"  {name}".ljust(left) if number == 0 else " " * left
