@@ -42,8 +42,9 @@ def with_sources(message: str, assignments: Mapping[str, Assignment], *, about: 
     The key that it is `about` may be mentioned by its value alone.
     """
     for key, assignment in assignments.items():
-        source, name = assignment.source, key.partition(".")[2]
-        is_key_itself = key in source or source.lstrip("-").replace("-", "_") == name or source.endswith(f"({name})")
+        source, (section, _, name) = assignment.source, key.partition(".")
+        is_flag_of_key = source.lstrip("-").replace("-", "_") in (section, name)
+        is_key_itself = is_flag_of_key or key in source or source.endswith(f"({name})")
         if is_key_itself or source in message or source.startswith("swift "):
             continue
         mention = _mention(key, assignment.value, message)
