@@ -69,7 +69,7 @@ def _mention(key: str, value: Any, message: str) -> re.Match[str] | None:
     if section == "parallel":
         return re.search(rf"(?<![\w.]){name} {value}\b", message)
     is_word = "_" not in name  # such as `loss`
-    return None if is_word else re.search(rf"(?<![\w.\-/]){name}(?: {_shown(value)})?(?![\w.]\w|\w)", message)
+    return None if is_word else re.search(rf"(?<![\w.\-/'\"]){name}(?: {_shown(value)})?(?![\w.]\w|\w)", message)
 
 
 def _value_in(message: str, value: Any) -> re.Match[str] | None:
