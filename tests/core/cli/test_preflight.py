@@ -33,8 +33,11 @@ REFUSED = [
     ("--parallel.dp_replicate 4 --nproc 2", "parallel.dp_replicate is 4, but 2 processes were started"),
     ("--backend fsdp --tp 2 --nproc 3", "The layout tp 2 needs 2 processes, but 3 were started"),
     ("--backend fsdp --tp 2", "The layout tp 2 needs 2 processes, but 1 were started"),
-    ("--backend fsdp --tp 2 --nproc 2 --quant_bits 4 --quant_method bnb", "tensor parallel cannot shard weights"),
-    ("--deepspeed zero3 --tp 4 --nproc 4", "Under ZeRO 3 weights are"),
+    (
+        "--backend fsdp --tp 2 --nproc 2 --quant_bits 4 --quant_method bnb",
+        "parallel.tp 2 cannot shard weights that tuner.quantize bnb-nf4 (--quant_bits) stores",
+    ),
+    ("--deepspeed zero3 --tp 4 --nproc 4", "parallel.tp 4 cannot be combined with ZeRO 3"),
     ("--deepspeed ds.json --nproc 2", "micro-batch 1 × accumulation 1 × 2 data ranks is 2"),
     ("--backend megatron --pp 2 --vpp 2 --nproc 3", "needs 2 processes, but 3 were started"),
     ("--backend megatron --vpp 2", "parallel.vpp 2 divides the stages of a pipeline"),

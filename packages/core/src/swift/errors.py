@@ -17,13 +17,13 @@ class SwiftError(Exception):
     """Base class of errors for users."""
 
     exit_code = 1
+    key: str | None = None
+    """The key of the configuration whose value the message quotes without naming the key."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.key: str | None = None
-        """The key of the configuration whose value the message quotes without naming the key."""
         self.traceback_of: BaseException | None = None
         """The exception of a plugin, whose traceback is written to a file when this error is printed."""
 

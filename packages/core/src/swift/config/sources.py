@@ -42,8 +42,9 @@ def with_sources(message: str, assignments: Mapping[str, Assignment], *, about: 
     The key that it is `about` may be mentioned by its value alone.
     """
     for key, assignment in assignments.items():
-        source, name = assignment.source, key.partition(".")[2]
-        is_key_itself = key in source or source.lstrip("-").replace("-", "_") == name or source.endswith(f"({name})")
+        source, (section, _, name) = assignment.source, key.partition(".")
+        is_flag_of_key = source.lstrip("-").replace("-", "_") in (section, name)
+        is_key_itself = is_flag_of_key or key in source or source.endswith(f"({name})")
         if is_key_itself or source in message or source.startswith("swift "):
             continue
         mention = _mention(key, assignment.value, message)
@@ -65,7 +66,10 @@ def _mention(key: str, value: Any, message: str) -> re.Match[str] | None:
     if key in _SELECTED:
         return re.search(_SELECTED[key].format(value=re.escape(str(value))), message)
     section, _, name = key.partition(".")
-    return re.search(rf"(?<![\w.]){name} {value}\b", message) if section == "parallel" else None
+    if section == "parallel":
+        return re.search(rf"(?<![\w.]){name} {value}\b", message)
+    is_word = "_" not in name  # such as `loss`
+    return None if is_word else re.search(rf"(?<![\w.\-/'\"]){name}(?: {_shown(value)})?(?![\w.]\w|\w)", message)
 
 
 def _value_in(message: str, value: Any) -> re.Match[str] | None:

@@ -107,7 +107,9 @@ def resolve(layers: Iterable[Layer], command: str, nproc: int | None, notes: Ite
         completed = complete(draft, selected)
         config = check(validate(completed), completed.objective, selected)
     notes = [*notes, *draft.notes]
-    return Parsed(config, completed.options["backend"], completed.objective, notes, nproc, {}, draft.assignments)
+    return Parsed(
+        config, completed.options["backend"], completed.objective, notes, nproc, assignments=draft.assignments
+    )
 
 
 def settle(layers: Iterable[Layer], command: str) -> Draft:
