@@ -28,8 +28,8 @@ def template_name(kind: str) -> str:
 
 def new_plugin(kind: str, group: str, name: str) -> dict[str, str]:
     """Return the files of a package with a plugin of a kind: name → text. `group` is that of its entry point."""
-    words, module = name.replace("_", "-").split("-"), f"swift_{name.replace('-', '_')}"
-    class_name = "".join(word.capitalize() for word in words)
+    module = f"swift_{name.replace('-', '_')}"
+    class_name = "".join(part.capitalize() for part in module.split("_")[1:])
     files = {}
     for file in sorted((_TEMPLATES / kind).glob("*.py")):
         files[_renamed(file.name, kind, name, class_name)] = _renamed(file.read_text("utf-8"), kind, name, class_name)
@@ -51,7 +51,7 @@ def _renamed(text: str, kind: str, name: str, class_name: str) -> str:
     identifier = name.replace("-", "_")
     spellings = {
         rf"(?<=_){'_'.join(old)}|{'_'.join(old)}(?=_)": identifier,
-        "".join(word.capitalize() for word in old): class_name,
+        "".join(part.capitalize() for part in old): class_name,
         "[-_]".join(old): name,
     }
     found = re.compile("|".join(f"({pattern})" for pattern in spellings))

@@ -135,7 +135,7 @@ def exported(weights: WeightStream) -> WeightStream:
 
 
 def apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the head's outputs in fp32, computed in the precision of its weights whatever autocast says."""
+    """Return the head's outputs in fp32, computed in the precision of its weights, regardless of autocast."""
     active = head
     if hasattr(head, "modules_to_save"):  # PEFT keeps the head as it was next to the one that is trained
         active = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]

@@ -158,7 +158,7 @@ def _whole_weights(
 
 
 def adapter_names(model: torch.nn.Module) -> dict[str, str]:
-    """Name in memory → name on disk of everything that PEFT saves for this model, and of a head for values beside it.
+    """Name in memory → name on disk of everything that PEFT saves for this model, and of a head for values.
 
     Frozen factors, of adapters that begin as a part of the weights, come before all others: `start_A` and `start_B`.
     """

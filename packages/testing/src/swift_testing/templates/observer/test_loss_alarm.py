@@ -6,8 +6,8 @@ from swift_loss_alarm import LossAlarm
 
 
 def test_jump_is_reported():
-    said = []
-    run, alarm = SimpleNamespace(say=said.append), LossAlarm()
+    lines = []
+    run, alarm = SimpleNamespace(say=lines.append), LossAlarm()
     for step, loss in enumerate((1.0, 1.5, 3.0), 1):
         alarm.swift_step_end(run, SimpleNamespace(step=step, result=SimpleNamespace(loss=loss)))
-    assert [line.partition(":")[2] for line in said] == [" step 3 has loss 3.000, twice the mean of 1.050"]
+    assert [line.partition(":")[2] for line in lines] == [" step 3 has loss 3.000, twice the mean of 1.050"]
