@@ -47,3 +47,16 @@ def _anchors(page: Path) -> set[str]:
     """Of a page's headings, in the manner of code hosts: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_comparison_cites_a_version_of_a_page_per_cell() -> None:
+    """Each cell about another project links to one of its pages, at a commit."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("## Comparison")[1].split("## Limitations")[0]
+    pages = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", table, re.MULTILINE))
+    assert all(re.search(r"/(blob|tree)/[0-9a-f]{12}/", page) for page in pages.values())
+    rows = re.findall(r"^\| (.+)\|$", table, re.MULTILINE)[1:]
+    cells = [cell.strip() for row in rows for cell in row.split("|")[2:]]
+    cited = {ref for cell in cells for ref in re.findall(r"\]\[([\w-]+)\]", cell)}
+    assert cited == pages.keys()
+    assert all("][" in cell for cell in cells if cell)
