@@ -1,7 +1,7 @@
-"""Run recipes on pretrained models, and write docs/recipes: `make real`, or `python tools/real.py embedding identity`.
+"""Run recipes on pretrained models, and write docs/recipes: `make real`, or `python tools/real.py embedding`.
 
-Each recipe runs in a new folder under `build/real`. What it measured goes to `docs/recipes/results.json`, from which the
-pages are written, here and by `make docs`.
+Each recipe runs in a new folder under `build/real`. What it measured goes to `docs/recipes/results.json`, from which
+the pages are written, here and by `make docs`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from real_recipes import ENCODER, LANGUAGE_MODEL, RECIPES, RUN, Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "recipes"
 RESULTS = PAGES / "results.json"
-HUB = "https://huggingface.co"
 
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+
+
+class ChangedRecipe(Exception):
+    """Results of other commands than those of the recipe."""
 
 
 def main(names: list[str]) -> None:
@@ -82,13 +86,14 @@ def run(command: str, folder: Path) -> dict[str, Any]:
 
 def model_folder(model: str) -> Path:
     """Return the folder of a pretrained model that `make setup` installed."""
-    from real_model import REAL, real_model, write_real_encoder  # type: ignore[import-not-found]
+    from real_model import ENCODER as ARCHIVE  # type: ignore[import-not-found]
+    from real_model import REAL, real_model
 
-    if model == LANGUAGE_MODEL:
-        found: Path = real_model()
-        return found
-    folder: Path = REAL / "encoder"
-    return folder if folder.is_dir() else write_real_encoder(folder)
+    folder: Path = real_model() if model == LANGUAGE_MODEL else REAL / "encoder"
+    if not folder.is_dir():
+        with ZipFile(ARCHIVE) as archive:
+            archive.extractall(folder)
+    return folder
 
 
 def read_results() -> dict[str, Any]:
@@ -98,14 +103,14 @@ def read_results() -> dict[str, Any]:
 
 
 def recipe_pages() -> dict[str, str]:
-    """Return the page of each recipe that was run, and their index; raise `ValueError` for one that has changed since."""
+    """Return the page of each recipe that was run, and their index; refuse results of other commands."""
     results = {name: each for name, each in read_results().items() if name in RECIPES}
     pages = {f"{name}.md": recipe_page(RECIPES[name], result) for name, result in results.items()}
     rows = ["| recipe | model | score | before | after | CPU time | peak memory |", "|---|---|---|---:|---:|---:|---:|"]
     for name, result in results.items():
         recipe, steps = RECIPES[name], result["commands"]
         if tuple(step["command"] for step in steps) != recipe.commands:
-            raise ValueError(f"the recipe {name} has changed since its results. Run: python tools/real.py {name}")
+            raise ChangedRecipe(f"the recipe {name} has changed since its results. Run: python tools/real.py {name}")
         seconds, peak = sum(step["cpu_seconds"] for step in steps), max(step["peak_gib"] for step in steps)
         rows.append(
             f"| [{recipe.title}]({name}.md) | {recipe.model.partition('/')[2]} | {recipe.measure} | "
@@ -114,8 +119,8 @@ def recipe_pages() -> dict[str, str]:
     text = [
         "# Recipes with results",
         MADE,
-        "Each recipe was run on a pretrained model, on CPU cores alone. The commands are complete: type them with your own "
-        "data. `make real` runs all recipes, and `python tools/real.py NAME` one of them.",
+        "Each recipe was run on a pretrained model, on CPU cores alone. The commands are complete: type them with your "
+        "own data. `make real` runs all recipes, and `python tools/real.py NAME` one of them.",
         "\n".join(rows),
     ]
     return {**pages, "README.md": "\n\n".join(text) + "\n"}
@@ -144,13 +149,13 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
         MADE,
         "\n".join(["```console", *(f"$ {command}" for command in recipe.commands), "```"]),
         f"**Score**: {recipe.measure}: **{result['before']:.3g}** before, **{result['after']:.3g}** after.",
-        f"**Model**: [{recipe.model}]({HUB}/{recipe.model})",
+        f"**Model**: `{recipe.model}`",
         f"**Data**: {recipe.data} The first row of each file:",
         "\n".join(f"- {each}" for each in files),
         *(["## Training loss", "\n".join(curve)] if losses else []),
         "## Time and memory",
         "\n".join(["| command | wall clock | CPU time | peak memory |", "|---|---:|---:|---:|", *times]),
-        f"Measured on {result['cores']} CPU cores, which other work shared: compare the CPU time. Versions: {versions}.",
+        f"Measured on {result['cores']} CPU cores that other work shared: compare the CPU time. Versions: {versions}.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -62,6 +62,12 @@ def answered(folder: Path) -> tuple[float, float]:
     return before, after
 
 
+def quantized(folder: Path) -> tuple[float, float]:
+    """Return the loss of the original and of its quantized export."""
+    loss = json.loads((folder / "quantized" / "quantisation.json").read_text())["loss"]
+    return loss["before"], loss["after"]
+
+
 def identity() -> dict[str, Rows]:
     return {"identity": identity_rows(), "questions": [{"query": question} for question in HELD_OUT]}
 
@@ -176,8 +182,9 @@ RECIPES = {
         "256 additions with their results; 32 others are held out.",
         prompts,
         (
-            f"swift rlhf --rlhf_type grpo --model {LANGUAGE_MODEL} --dataset prompts.jsonl --val_dataset held_out.jsonl "
-            f"--reward_funcs exact_match --num_generations 8 --max_completion_length 16 --learning_rate 2e-4 "
+            f"swift rlhf --rlhf_type grpo --model {LANGUAGE_MODEL} --dataset prompts.jsonl "
+            "--val_dataset held_out.jsonl --reward_funcs exact_match --num_generations 8 "
+            "--max_completion_length 16 --learning_rate 2e-4 "
             f"--per_device_train_batch_size 16 --max_steps 20 --eval_steps 20 --logging_steps 2 {_EVALUATED}",
         ),
         "mean reward on the held-out additions",
@@ -186,8 +193,8 @@ RECIPES = {
     "embedding": Recipe(
         "Search code with an embedding model",
         ENCODER,
-        "800 functions of Python's standard library, each with the first line of its docstring as the query; 200 others "
-        "are held out.",
+        "800 functions of Python's standard library, each with the first line of its docstring as the query; 200 "
+        "others are held out.",
         code_search,
         (
             f"swift sft --task_type embedding --model {ENCODER} --dataset pairs.jsonl --val_dataset held_out.jsonl "
@@ -223,11 +230,6 @@ RECIPES = {
             "--calibration-samples 16 --quant-tolerance 0.2 --out quantized",
         ),
         "loss per token on the calibration texts, of the model and of its export",
-        lambda folder: _quantized(folder),
+        quantized,
     ),
 }
-
-
-def _quantized(folder: Path) -> tuple[float, float]:
-    found = json.loads((folder / "quantized" / "quantization.json").read_text())
-    return float(found["loss"]["original"]), float(found["loss"]["quantized"])
