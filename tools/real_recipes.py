@@ -12,6 +12,7 @@ import random
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,9 @@ def prompts() -> dict[str, Rows]:
     return {"prompts": rows[:256], "held_out": rows[256:288]}
 
 
+@cache
 def functions() -> list[tuple[str, str]]:
-    """Return (first line of the docstring, code without docstring) of functions of the standard library."""
+    """Return (first line of the docstring, code without docstring and name) of functions of the standard library."""
     found: dict[str, str] = {}
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         source = file.read_text(encoding="utf-8", errors="replace")
@@ -107,7 +109,7 @@ def functions() -> list[tuple[str, str]]:
                 line = text.splitlines()[0].strip()
                 code = ast.unparse(ast.Module([*node.body[1:]], []))
                 if 20 < len(line) < 120 and len(code) > 80:
-                    found.setdefault(line, f"def {node.name}({ast.unparse(node.args)}):\n{code}"[:400])
+                    found.setdefault(line, f"def function({ast.unparse(node.args)}):\n{code}"[:400])
     pairs = sorted(found.items())
     random.Random(0).shuffle(pairs)
     return pairs
