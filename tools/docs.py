@@ -19,6 +19,7 @@ from typing import Any
 
 from numbers_page import numbers_page
 from pydantic import BaseModel
+from real import ChangedRecipe, recipe_pages
 
 from swift import hookspecs
 from swift.cli.commands import TRAINING, commands
@@ -61,9 +62,10 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             ),
             "numbers.md": numbers_page(),
             "proven-where.md": proven_page(_found()),
+            **{f"../recipes/{name}": text for name, text in recipe_pages().items()},
             "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
-    except Undocumented as problem:
+    except (Undocumented, ChangedRecipe) as problem:
         print(f"docs: {problem}", file=sys.stderr)
         return 1
     stale = [name for name, text in pages.items() if _written(reference / name) != text]
@@ -73,6 +75,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
         return 1 if stale else 0
     reference.mkdir(parents=True, exist_ok=True)
     for name in stale:
+        (reference / name).parent.mkdir(exist_ok=True)
         (reference / name).write_text(pages[name])
         print(f"docs: wrote docs/reference/{name}")
     return 0

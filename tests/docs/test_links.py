@@ -27,7 +27,8 @@ def test_links_lead_to_files_and_headings() -> None:
 
 def test_every_page_is_in_the_overview() -> None:
     overview = (DOCS / "README.md").read_text(encoding="utf-8")
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
+    recipes = {f"recipes/{page.name}" for page in (DOCS / "recipes").glob("*.md")} - {"recipes/README.md"}
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md", *recipes}
     assert pages == {page for page in pages if f"({page})" in overview}
 
 
