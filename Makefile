@@ -71,7 +71,7 @@ typecheck: setup ## mypy, strict
 imports: setup ## Check the import rules
 	@$(BIN)/python tools/import_rules.py
 
-docs: setup ## Write the generated pages in docs/reference
+docs: setup ## Write the generated pages in docs/reference, and the notebooks
 	@$(BIN)/python tools/docs.py
 
 readme-image: setup ## Train a tiny model in a terminal, and write the image of it for the README
