@@ -89,7 +89,7 @@ bench: setup ## Run the benchmarks and write benchmarks/results
 wheels: setup ## Build the wheels of all packages into dist/
 	@$(BIN)/python tools/wheels.py dist
 
-site: setup ## Build the documentation into build/site, with a page for each public module
+site: setup ## Build the documentation into build/site/VERSION, with a page for each public module
 	@$(PYTHON) tools/setup.py site
 	@$(BIN)/python tools/site_check.py
 
