@@ -75,7 +75,7 @@ typecheck: setup ## mypy, strict
 imports: setup ## Check the import rules
 	@$(BIN)/python tools/import_rules.py
 
-docs: setup ## Write the generated pages in docs/reference
+docs: setup ## Write the generated pages in docs/reference, and the notebooks
 	@$(BIN)/python tools/docs.py
 
 readme-image: setup ## Train a tiny model in a terminal, and write the image of it for the README
@@ -93,7 +93,7 @@ bench: setup ## Run the benchmarks and write benchmarks/results
 wheels: setup ## Build the wheels of all packages into dist/
 	@$(BIN)/python tools/wheels.py dist
 
-site: setup ## Build the documentation into build/site, with a page for each public module
+site: setup ## Build the documentation into build/site/VERSION, with a page for each public module
 	@$(PYTHON) tools/setup.py site
 	@$(BIN)/python tools/site_check.py
 

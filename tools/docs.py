@@ -1,7 +1,8 @@
-"""Write the generated pages of `docs/reference`: `make docs`. With `--check`, fail when they are out of date.
+"""Write the generated pages of `docs/reference`, and the notebooks of the tutorials: `make docs`.
 
-The sources are `swift.hookspecs`, `swift.toolkit`, the sections of the configuration, the table of aliases, core's own
-plugins, and the JSON files next to the pages. A hook or a key without documentation is an error.
+With `--check`, fail when they are out of date. The sources are `swift.hookspecs`, `swift.toolkit`, the sections of the configuration,
+the table of aliases, core's own plugins, the JSON files next to the pages, and the tutorials. A hook or a key without
+documentation is an error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from numbers_page import numbers_page
+from notebooks import NOTEBOOKS, notebooks
 from pydantic import BaseModel
 from real import ChangedRecipe, recipe_pages
 
@@ -35,7 +37,8 @@ from swift.plugins.kinds import KINDS
 from swift.plugins.load import load
 from swift.plugins.vocabularies import flag_topics
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 CORE_SOURCE = Path(hookspecs.__file__).parent
 LISTED = (CORE, "swift-objectives")
 """Distributions whose options the page of the configuration lists; the others have pages of their own."""
@@ -68,17 +71,23 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
     except (Undocumented, ChangedRecipe) as problem:
         print(f"docs: {problem}", file=sys.stderr)
         return 1
-    stale = [name for name, text in pages.items() if _written(reference / name) != text]
+    files = {reference / name: text for name, text in pages.items()}
+    if reference == REFERENCE:
+        files |= {NOTEBOOKS / name: text for name, text in notebooks().items()}
+    stale = [file for file, text in files.items() if _written(file) != text]
     if "--check" in arguments:
-        for name in stale:
-            print(f"docs: docs/reference/{name} is out of date. Run: make docs", file=sys.stderr)
+        for file in stale:
+            print(f"docs: {_shown(file)} is out of date. Run: make docs", file=sys.stderr)
         return 1 if stale else 0
-    reference.mkdir(parents=True, exist_ok=True)
-    for name in stale:
-        (reference / name).parent.mkdir(exist_ok=True)
-        (reference / name).write_text(pages[name])
-        print(f"docs: wrote docs/reference/{name}")
+    for file in stale:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(files[file], encoding="utf-8")
+        print(f"docs: wrote {_shown(file)}")
     return 0
+
+
+def _shown(file: Path) -> Path:
+    return file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
 
 
 def _written(page: Path) -> str | None:

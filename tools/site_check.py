@@ -3,6 +3,9 @@
 Copies the pages of `docs`, the files that they link to, and a page for each public module into build/site-pages, and
 builds them with MkDocs in strict mode: a broken link is an error. `tools/setup.py site` installs MkDocs into a separate
 environment.
+
+A version is built into a folder of its own, `build/site/VERSION`. Other versions in `build/site` stay, and the pages
+offer them. Any host of static files can serve `build/site`: its `index.html` leads to the newest version.
 """
 
 from __future__ import annotations
@@ -23,21 +26,26 @@ from types import ModuleType
 from typing import Any
 
 import import_rules
+from packaging.version import Version
+
+from swift import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = ROOT / "build" / "site-pages"
 BUILDER = ROOT / ".venv" / "site" / "bin" / "python"
 OUTSIDE = "repository"
-PARTS = ("tutorial", "how-to", "plugins", "reference", "explanation")
-TITLES = {"how-to": "How to", "plugins": "Write plugins"}
+ASSETS = Path(__file__).resolve().parent / "site"
+PARTS = ("tutorial", "how-to", "plugins", "reference", "explanation", "zh")
+TITLES = {"how-to": "How to", "plugins": "Write plugins", "zh": "中文"}
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _REMOTE = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""")
 SETTINGS: dict[str, Any] = {
     "site_name": "swift",
     "theme": {"name": "readthedocs", "highlightjs": False},
-    "plugins": ["search"],
+    "plugins": [{"search": {"lang": ["en", "zh"], "min_search_length": 2}}],
+    "extra_javascript": ["versions.js"],
     "markdown_extensions": ["tables", "fenced_code", {"toc": {"permalink": "#"}}],
     "strict": True,
     "use_directory_urls": False,
@@ -46,8 +54,21 @@ SETTINGS: dict[str, Any] = {
 
 
 def main() -> int:
-    print(build(ROOT / "build" / "site"))
+    site = ROOT / "build" / "site"
+    print(build(site / __version__))
+    print(f"{site}: versions {', '.join(write_versions(site))}")
     return 0
+
+
+def write_versions(site: Path) -> list[str]:
+    """Write the list of the versions in a folder, and a page that leads to the newest; return the list."""
+    versions = sorted((page.parent.name for page in site.glob("*/index.html")), key=Version, reverse=True)
+    (site / "versions.json").write_text(json.dumps(versions))
+    newest = f"{versions[0]}/index.html"
+    page = f'<!doctype html><title>swift</title><meta http-equiv="refresh" content="0; url={newest}">'
+    (site / "index.html").write_text(f'{page}<a href="{newest}">swift {versions[0]}</a>\n')
+    (site / ".nojekyll").touch()
+    return versions
 
 
 def build(site: Path) -> str:
@@ -64,12 +85,14 @@ def build(site: Path) -> str:
     for module in import_rules.PUBLIC:
         (PAGES / "reference" / "api").mkdir(exist_ok=True)
         (PAGES / "reference" / "api" / f"{module}.md").write_text(api_page(importlib.import_module(module)))
+    shutil.copy(ASSETS / "versions.js", PAGES)
     settings = PAGES.parent / "site.yml"
     settings.write_text(json.dumps({**SETTINGS, "docs_dir": str(PAGES), "site_dir": str(site), "nav": navigation()}))
     done = subprocess.run([BUILDER, "-m", "mkdocs", "build", "-f", settings], capture_output=True, text=True)
     if done.returncode:  # with --quiet it would count no warnings
         problems = [line for line in done.stderr.splitlines() if line.startswith(("WARNING", "ERROR"))]
         raise SystemExit("the site was not built: " + " ".join(problems[:4] or done.stderr.splitlines()[-4:]))
+    shutil.copy(ASSETS / "lunr.zh.js", site / "search")
     built = sorted(site.rglob("*.html"))
     for page in built:
         if found := _REMOTE.search(page.read_text(encoding="utf-8")):
@@ -81,7 +104,8 @@ def navigation() -> list[dict[str, Any]]:
     """Return the parts of the documentation with their pages; titles come from the pages."""
     parts: list[dict[str, Any]] = [{"Documentation": "index.md"}]
     for part in PARTS:
-        pages = [str(page.relative_to(PAGES)) for page in sorted((PAGES / part).glob("*.md"))]
+        files = (PAGES / part).glob("*/*.md" if part == "zh" else "*.md")
+        pages = [str(page.relative_to(PAGES)) for page in sorted(files)]
         parts.append({TITLES.get(part, part.capitalize()): pages})
     modules = [{module: f"reference/api/{module}.md"} for module in import_rules.PUBLIC]
     return [*parts, {"Public modules": modules}]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
+CHINESE = DOCS / "zh"
+ENGLISH = [page for page in sorted(DOCS.rglob("*.md")) if not page.is_relative_to(CHINESE)]
 
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+)?")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from pages import DOCS, ROOT
+from pages import DOCS, ENGLISH, ROOT
 
 INSTALL = DOCS / "how-to" / "install.md"
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *ENGLISH]
 LINE = re.compile(r"pip install [^`\n]*")
 OF_THE_CHECKOUT = re.compile(r"\./packages/([\w-]+)(?:\[([\w,-]+)\])?")
 

@@ -234,7 +234,8 @@ def test_files_list_checkpoints_with_losses_and_plan(page: Page) -> None:
     show(page, "/runs")
     page.get_by_role("link", name="tiny/second").click()
     page.get_by_role("link", name="Files").click()
-    (row,) = page.get_by_label("Checkpoints").locator("tbody tr").all()
+    row = page.get_by_label("Checkpoints").locator("tbody tr")
+    row.wait_for()
     cells = row.locator("td").all_inner_texts()
     assert cells[:2] == ["checkpoint-4", "4"]
     assert float(cells[2]) == pytest.approx(points(page)[-1][1], rel=1e-3)
