@@ -1,8 +1,8 @@
 """Write the generated pages of `docs/reference`, and the notebooks of the tutorials: `make docs`.
 
-With `--check`, fail when they are out of date. The sources are `swift.hookspecs`, `swift.toolkit`, the sections of the configuration,
-the table of aliases, core's own plugins, the JSON files next to the pages, and the tutorials. A hook or a key without
-documentation is an error.
+With `--check`, fail when they are out of date. The sources are `swift.hookspecs`, `swift.toolkit`, the sections of the
+configuration, the table of aliases, core's own plugins, the JSON files next to the pages, and the tutorials. A hook or
+a key without documentation is an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from numbers_page import numbers_page
 from notebooks import NOTEBOOKS, notebooks
+from numbers_page import numbers_page
 from pydantic import BaseModel
 from real import ChangedRecipe, recipe_pages
 
