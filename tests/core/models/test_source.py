@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_images import image_model
 from tiny_models import SHARED, batch, configurations, tiny, write_architecture, write_tokenizer
 
 from swift.config.sections import ModelSection
@@ -357,3 +358,12 @@ def test_no_model_is_suggested_that_cannot_be_loaded() -> None:
     assert nearest_alias("Qwen/Qwen3-0.6B") == ""  # the model that was asked for, where the hub is out of reach
     assert nearest_alias("qwen3-06b") == " Did you mean 'qwen3-0.6b'?"
     assert "qwen-" not in nearest_alias("qwen-7b-x")
+
+
+def test_what_the_models_code_freezes_stays_frozen(tmp_path: Path) -> None:
+    """Loading in transformers makes every weight trainable, positions of an audio encoder too."""
+    source = opened(image_model(tmp_path / "model", "qwen2_audio"))
+    for weights in (True, False):
+        model = source.build(dtype=torch.float32, weights=weights)
+        fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        assert fixed == ["model.audio_tower.embed_positions.weight"], weights

@@ -521,8 +521,12 @@ class HfSource:
                 hint="Check that config.json belongs to these weights and that this is a causal language model.",
             )
         loaded: torch.nn.Module = model
+        # Loading forgets which weights the model's own code keeps from being trained.
+        fixed = {name for name, parameter in self._skeleton.named_parameters() if not parameter.requires_grad}
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)
+            if name in fixed:
+                parameter.requires_grad_(False)
         return loaded
 
     def _is_dropped(self, name: str) -> bool:
