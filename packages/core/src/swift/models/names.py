@@ -157,6 +157,13 @@ def _whole_weights(
             yield piece.name, part.float() if part.is_floating_point() else part
 
 
+def _persistent_buffers(model: torch.nn.Module) -> Iterator[str]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name in module._buffers:
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name
+
+
 def adapter_names(model: torch.nn.Module) -> dict[str, str]:
     """Name in memory → name on disk of everything that PEFT saves for this model, and of a head for values.
 
@@ -165,7 +172,7 @@ def adapter_names(model: torch.nn.Module) -> dict[str, str]:
     from peft import get_peft_model_state_dict
 
     state = {name: torch.empty(0, device="meta") for name, _ in model.named_parameters(remove_duplicate=False)}
-    state |= {name: torch.empty(0, device="meta") for name, _ in model.named_buffers(remove_duplicate=False)}
+    state |= {name: torch.empty(0, device="meta") for name in _persistent_buffers(model)}
     memory_names = {id(tensor): name for name, tensor in state.items()}
     peft_configs: Any = model.peft_config
     names: dict[str, str] = {}
