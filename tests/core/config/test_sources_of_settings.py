@@ -66,6 +66,7 @@ def test_refusal_names_line_of_file(tmp_path: Path) -> None:
         ("deepspeed: nowhere.json", "nowhere.json (run.yaml:1) is neither a file nor a preset"),
         ("sequence_parallel_size: 4", "run.yaml:1: sequence_parallel_size 4 is ambiguous"),
         ("objective: {name: grpo, reward_weights: [1]}", "reward_weights (run.yaml:1) has 1 values"),
+        ("parallel: {tp: '2(', cp: x}", "run.yaml:1: parallel.tp must be a whole number, not '2('."),
         ("checkpoint.resume: nowhere", "There is no checkpoint at nowhere (run.yaml:1)."),
         ("data: {train: [data.jsonl, nowhere.jsonl]}", "There is no file or folder 'nowhere.jsonl' (run.yaml:1)."),
     ],

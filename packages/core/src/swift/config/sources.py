@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.config.values import as_number
+from swift.config.values import as_number, quoted
 from swift.errors import PluginError, SwiftError
 
 if TYPE_CHECKING:
@@ -57,33 +58,31 @@ def with_sources(message: str, assignments: Mapping[str, Assignment], *, about: 
 
 def _mention(key: str, value: Any, message: str) -> re.Match[str] | None:
     """Find a key in a message, with its value if that follows, or what else errors name it by."""
+    shown, end = _shown(value), r"(?![\w.]\w|\w)"
     inside = r"(?:\.\w+)*" if isinstance(value, Mapping) else ""
-    by_key = re.search(
-        rf"(?<![\w.\-/]){re.escape(key)}{inside}(?:(?: is)? (?:{_shown(value)}))?(?![\w.]\w|\w)", message
-    )
-    if by_key is not None:
-        return by_key
-    if key in _SELECTED:
-        return re.search(_SELECTED[key].format(value=re.escape(str(value))), message)
+    forms = [rf"(?<![\w.\-/]){re.escape(key)}{inside}(?:(?: is)? {shown})?{end}"]
     section, _, name = key.partition(".")
-    if section == "parallel":
-        return re.search(rf"(?<![\w.]){name} {value}\b", message)
-    is_word = "_" not in name  # such as `loss`
-    return None if is_word else re.search(rf"(?<![\w.\-/'\"]){name}(?: {_shown(value)})?(?![\w.]\w|\w)", message)
+    if key in _SELECTED:
+        forms.append(_SELECTED[key].format(value=shown))
+    elif section == "parallel":
+        forms.append(rf"(?<![\w.]){name} {shown}{end}")
+    elif "_" in name:  # others, such as `loss`, are words
+        forms.append(rf"(?<![\w.\-/'\"]){re.escape(name)}(?: {shown})?{end}")
+    return next(filter(None, (re.search(form, message) for form in forms)), None)
 
 
 def _value_in(message: str, value: Any) -> re.Match[str] | None:
     """Find a value in a message, or the first of a list that it has."""
     values = value if isinstance(value, list | tuple) else (value,)
-    found = (re.search(rf"(?<![\w.\-/'])(?:{_shown(each)})(?![\w.:/-]\w|[\w/'])", message) for each in values)
+    found = (re.search(rf"(?<![\w.\-/']){_shown(each)}(?![\w.:/-]\w|[\w/'])", message) for each in values)
     return next(filter(None, found), None)
 
 
 def _shown(value: Any) -> str:
     """Return a pattern of the forms in which errors show a value."""
-    forms = {str(value), repr(value), str(value).lower()}
+    forms = {quoted(value)} | ({str(value)} if isinstance(value, str | Path) else set())
     if isinstance(value, bool):
-        forms.add("on" if value else "off")
-    if (number := as_number(value)) is not None:
+        forms |= {str(value).lower(), "on" if value else "off"}
+    elif (number := as_number(value)) is not None:
         forms |= {str(number), f"{number:g}"}
-    return "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+    return f"(?:{'|'.join(re.escape(form) for form in sorted(forms, key=len, reverse=True))})"
