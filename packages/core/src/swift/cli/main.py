@@ -30,7 +30,7 @@ from swift.version import __version__
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in (*TRAINING, *KNOWN["swift.objectives"]) or {"-h", "--help"} & set(sys.argv):
+    if command in (*TRAINING, *KNOWN["swift.objectives"], "--complete") or {"-h", "--help"} & set(sys.argv):
         gc.disable()  # garbage collection takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
@@ -63,6 +63,10 @@ def _dispatch(argv: list[str]) -> int:
     if argv and argv[0] in ("--version", "-V", "-v", "version"):
         sys.stdout.write(f"swift {__version__}\n")
         return 0
+    if argv and argv[0] in ("--complete", "--show-completion", "--install-completion"):
+        from swift.cli.completion import run as run_completion
+
+        return run_completion(argv)
     if argv[:1] != ["doctor"]:  # which reports it among its findings
         _check_owners()
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -117,6 +121,7 @@ def overview(*, styled: bool) -> str:
         *(["  swift demo"] if "demo" in found else []),
         "  swift sft --model qwen3-0.6b --dataset data.jsonl",
         "  swift sft --help",
+        "  swift --install-completion",
     ]
     if "infer" not in found:
         lines += ["", f"More commands, to infer, evaluate and serve: {pip_install('swift-core[standard]')}"]
