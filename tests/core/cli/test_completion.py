@@ -14,13 +14,19 @@ from test_help import HEAVY, SLOW
 from swift.cli.completion import SCRIPTS, completions
 from swift.cli.main import run
 
+_BASH = """
+COMP_WORDS=(swift {words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_swift swift
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
 TYPED = {
-    "bash": 'COMP_WORDS=(swift {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _swift swift; printf "%s\\n" "${{COMPREPLY[@]}}"',
+    "bash": _BASH,
     "zsh": "words=(swift {words}); CURRENT=$#words; _swift",
     "fish": 'complete -C "swift {line}"',
 }
 """Shell → what it does at a tab; `line` are the words without quotes."""
-STUBS = {"zsh": "compdef() {}; _describe() { print -l ${(P)2} }; _files() { print files }\n"}
+STUBS = {"zsh": "compdef() {}; _describe() { print -rl -- ${(P)2} }; _files() { print files }\n"}
 """zsh's own functions, which need a terminal."""
 
 
@@ -64,7 +70,7 @@ def test_shell_completes_files_where_swift_has_nothing(shell: str) -> None:
         (["sft", "--learning-r"], {"--learning-rate"}),
         (["sft", "--lora_r"], {"--lora_rank"}),
         (["sft", "--optim.warmup_r"], {"--optim.warmup_ratio"}),
-        (["sft", "--torch_dtype=bf"], set()),
+        (["sft", "--torch_dtype=x"], set()),
         (["sft", "--torch_dtype=b"], {"--torch_dtype=bfloat16"}),
         (["sft", "--torch_dtype", "=", "b"], {"bfloat16"}),
         (["sft", "--packing", "t"], {"true"}),
