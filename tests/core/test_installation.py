@@ -38,6 +38,7 @@ def test_hint_of_checkout_names_its_folders(installed_from, checkout: Path, monk
     installed_from(url=(checkout / "core").as_uri(), dir_info={})
     assert pip_install(MEGATRON) == f'pip install "{checkout}/core[megatron]"'
     assert pip_install("adlfs") == "pip install adlfs"
+    assert pip_install("swift-signum", upgrade=True) == "pip install --upgrade swift-signum"
     assert pip_install("swift-core", upgrade=True).startswith(f'git -C "{checkout.parent}" pull && pip install')
     installed_from(url=(checkout / "core").as_uri(), dir_info={"editable": True})
     monkeypatch.chdir(checkout.parent)

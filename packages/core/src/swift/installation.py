@@ -33,7 +33,7 @@ _OF_SWIFT = re.compile(r"^(?:swift/|\S*/bin/swift,)", re.MULTILINE)
 
 def pip_install(*requirements: str, upgrade: bool = False) -> str:
     """Return the command that installs packages in this environment, swift's own from where swift itself came from."""
-    own, folder = any(each.startswith("swift-") for each in requirements), _folder()
+    own, folder = any(map(_own, requirements)), _folder()
     options = [*(["--upgrade"] if upgrade else []), *(_find_links() if own else [])]
     command = _shown([*_pip("install"), *options, *(word for each in requirements for word in _requirement(each))])
     if own and upgrade and folder is not None and (folder / "core").is_dir():
@@ -83,9 +83,19 @@ def _find_links() -> list[str]:
     return [] if ON_INDEX or "vcs_info" in _origin() else ["--find-links", "dist"]
 
 
+def _own(requirement: str) -> re.Match[str] | None:
+    """Return the parts of a requirement of this project's packages; None for third-party ones."""
+    found = _OWN.match(requirement)
+    if found is None or found[1] == CORE:
+        return found
+    from swift.plugins.known import PACKAGES  # late: it may be replaced, and it needs this module
+
+    return found if found[1] in PACKAGES else None
+
+
 def _requirement(requirement: str) -> list[str]:
     """Return a requirement as it is installed; one of this project's packages from the checkout or repository."""
-    own = _OWN.match(requirement)
+    own = _own(requirement)
     if own is None:
         return [requirement]
     (name, part, extras), folder, origin = own.groups(default=""), _folder(), _origin()
