@@ -61,6 +61,7 @@ def test_hint_of_repository_names_its_commit(installed_from) -> None:
 
 def test_hint_without_origin_names_wheels_until_release(installed_from, monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from()
+    monkeypatch.setattr(installation, "ON_INDEX", False)
     assert pip_install(MEGATRON) == 'pip install --find-links dist "swift-core[megatron]"'
     monkeypatch.setattr(installation, "ON_INDEX", True)
     assert pip_install(MEGATRON) == 'pip install "swift-core[megatron]"'
