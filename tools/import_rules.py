@@ -116,6 +116,7 @@ PUBLIC = (
 FLOORS = (
     "lazy",
     "version",
+    "installation",
     "errors",
     "files",
     "hardware",

@@ -22,6 +22,14 @@ from pathlib import Path
 from typing import Any
 
 CORE = "swift-core"
+PACKAGES = frozenset(
+    {CORE,
+     *(f"swift-{name}" for name in ("demo", "infer", "migrate", "objectives", "plan")),
+     *(f"swift-{name}" for name in ("rl", "testing", "trackers", "tuning", "ui")),
+     *(f"swift-backend-{name}" for name in ("fsdp", "deepspeed", "megatron")),
+     *(f"swift-export-{name}" for name in ("vllm", "sglang", "lmdeploy"))}
+)  # fmt: skip
+"""Distributions of swift's own project, whose errors are swift's."""
 ON_INDEX = False
 """Whether package indexes have swift. Until then hints name the folder that `make wheels` fills."""
 _OWN = re.compile(r"(swift-([\w-]+))(\[[^]]*\])?")
@@ -86,11 +94,7 @@ def _find_links() -> list[str]:
 def _own(requirement: str) -> re.Match[str] | None:
     """Return the parts of a requirement of this project's packages; None for third-party ones."""
     found = _OWN.match(requirement)
-    if found is None or found[1] == CORE:
-        return found
-    from swift.plugins.known import PACKAGES  # late: it may be replaced, and it needs this module
-
-    return found if found[1] in PACKAGES else None
+    return found if found is not None and found[1] in PACKAGES else None
 
 
 def _requirement(requirement: str) -> list[str]:
