@@ -16,7 +16,7 @@ MEGATRON = "swift-core[megatron]"
 @pytest.fixture
 def installed_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that records another origin of swift; pip is that of the environment."""
-    monkeypatch.setattr(installation, "_pip", lambda verb: ["pip", verb])
+    monkeypatch.setattr(installation, "_pip", lambda command: ["pip", command])
     monkeypatch.chdir(tmp_path)
 
     def record(**origin: object) -> None:

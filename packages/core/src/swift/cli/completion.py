@@ -1,4 +1,4 @@
-"""Shell completion: scripts for bash, zsh and fish, which call `swift --complete WORDS` for each completion."""
+"""Shell completion: scripts for bash, zsh and fish, which call `swift --complete ARGS` for each completion."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def install(shell: str) -> str:
     return f"{done}Open a new shell to use it.\n"
 
 
-def completions(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what the last of the words, those after `swift`, may become, and a description; nothing for files."""
-    *before, current = [word for word in words if word != "="] if words[-1:] != ["="] else [*words[:-1], ""]
+def completions(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what the last argument may become, and a description; nothing for files."""
+    *before, current = [each for each in args if each != "="] if args[-1:] != ["="] else [*args[:-1], ""]
     if not before:
         yield from _starting(current, _GLOBAL if current.startswith("-") else _commands())
         return

@@ -20,8 +20,8 @@ from swift.cli.commands import (
     training_command,
 )
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
-from swift.installation import other_owners, pip_install
-from swift.plugins.discover import list_plugins, names_of_other_owners, objective_names
+from swift.installation import conflicts, pip_install
+from swift.plugins.discover import conflicting_distributions, list_plugins, objective_names
 from swift.plugins.entry import PluginEntry, printable
 from swift.plugins.known import KNOWN, PACKAGES
 from swift.version import __version__
@@ -68,7 +68,7 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_completion(argv)
     if argv[:1] != ["doctor"]:  # which reports it among its findings
-        _check_owners()
+        _check_conflicts()
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview(styled=sys.stdout.isatty()))
         return 0
@@ -83,9 +83,9 @@ def _dispatch(argv: list[str]) -> int:
     return run_command(entries, args)
 
 
-def _check_owners() -> None:
+def _check_conflicts() -> None:
     """Report another distribution that installs files of swift; raise if it has damaged this one."""
-    for other in other_owners(names_of_other_owners()):
+    for other in conflicts(conflicting_distributions()):
         if other.damaged:
             raise SwiftError(other.problem, hint=other.repair)
         if os.environ.get("RANK", "0") == "0":

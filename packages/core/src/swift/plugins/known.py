@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from swift.installation import PACKAGES as PACKAGES
 from swift.installation import pip_install
 
 KNOWN: dict[str, dict[str, str]] = {
@@ -57,6 +56,14 @@ KNOWN: dict[str, dict[str, str]] = {
 """Group → plugin name → the extra of swift-core that brings it."""
 FLAGS_OF_BACKENDS = {"fsdp": "fsdp"}
 """Beginning of flags → the backend that brings them, to name it where it is not installed."""
+PACKAGES = frozenset(
+    {*(f"swift-{name}" for name in ("core", "demo", "infer", "migrate", "objectives", "plan")),
+     *(f"swift-{name}" for name in ("rl", "testing", "trackers", "tuning", "ui")),
+     *(f"swift-backend-{name}" for name in KNOWN["swift.backends"]),
+     *(f"swift-export-{name}" for name in KNOWN["swift.exporters"])}
+)  # fmt: skip
+"""Distributions of swift's own project, whose errors are swift's."""
+
 ENGINE = "vllm"
 """The inference engine that serves, and that exports are compared with, unless another one is named."""
 ENGINE_TITLE = "vLLM"
