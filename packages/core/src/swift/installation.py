@@ -35,7 +35,7 @@ def pip_install(*requirements: str, upgrade: bool = False) -> str:
     """Return the command that installs packages in this environment, swift's own from where swift itself came from."""
     own, folder = any(map(_own, requirements)), _folder()
     options = [*(["--upgrade"] if upgrade else []), *(_find_links() if own else [])]
-    command = _shown([*_pip("install"), *options, *(word for each in requirements for word in _requirement(each))])
+    command = _shown([*_pip("install"), *options, *(part for each in requirements for part in _requirement(each))])
     if own and upgrade and folder is not None and (folder / "core").is_dir():
         return f"{_shown(['git', '-C', str(folder.parent), 'pull'])} && {command}"
     return command
@@ -145,10 +145,19 @@ class Conflict:
 
 def conflicts(names: Iterable[str] | None = None) -> Iterator[Conflict]:
     """Yield the distributions of these names that install files of swift; without names, look at all."""
-    found = metadata.distributions() if names is None else map(metadata.distribution, names)
+    found = (
+        metadata.distributions() if names is None else (d for name in names for d in metadata.distributions(name=name))
+    )
     for distribution in found:
-        if distribution.name != CORE and _OF_SWIFT.search(distribution.read_text("RECORD") or ""):
+        if _OF_SWIFT.search(_record(distribution)) and distribution.name != CORE:
             yield Conflict(distribution.name, distribution.version, tuple(sorted(_damaged(distribution))))
+
+
+def _record(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("RECORD") or ""
+    except (OSError, UnicodeError):
+        return ""
 
 
 def _damaged(other: metadata.Distribution) -> Iterator[str]:
