@@ -117,6 +117,7 @@ PUBLIC = (
 FLOORS = (
     "lazy",
     "version",
+    "installation",
     "errors",
     "files",
     "hardware",

@@ -16,7 +16,7 @@ MEGATRON = "swift-core[megatron]"
 @pytest.fixture
 def installed_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that records another origin of swift; pip is that of the environment."""
-    monkeypatch.setattr(installation, "_pip", lambda verb: ["pip", verb])
+    monkeypatch.setattr(installation, "_pip", lambda command: ["pip", command])
     monkeypatch.chdir(tmp_path)
 
     def record(**origin: object) -> None:
@@ -38,6 +38,7 @@ def test_hint_of_checkout_names_its_folders(installed_from, checkout: Path, monk
     installed_from(url=(checkout / "core").as_uri(), dir_info={})
     assert pip_install(MEGATRON) == f'pip install "{checkout}/core[megatron]"'
     assert pip_install("adlfs") == "pip install adlfs"
+    assert pip_install("swift-signum", upgrade=True) == "pip install --upgrade swift-signum"
     assert pip_install("swift-core", upgrade=True).startswith(f'git -C "{checkout.parent}" pull && pip install')
     installed_from(url=(checkout / "core").as_uri(), dir_info={"editable": True})
     monkeypatch.chdir(checkout.parent)
@@ -60,6 +61,7 @@ def test_hint_of_repository_names_its_commit(installed_from) -> None:
 
 def test_hint_without_origin_names_wheels_until_release(installed_from, monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from()
+    monkeypatch.setattr(installation, "ON_INDEX", False)
     assert pip_install(MEGATRON) == 'pip install --find-links dist "swift-core[megatron]"'
     monkeypatch.setattr(installation, "ON_INDEX", True)
     assert pip_install(MEGATRON) == 'pip install "swift-core[megatron]"'

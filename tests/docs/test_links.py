@@ -9,7 +9,11 @@ from pathlib import Path
 from pages import DOCS, ROOT
 
 FOLDERS = ("docs", "examples", "benchmarks", "packages")
-PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    ROOT / "llms.txt",
+    *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 IMAGE = DOCS / "images" / "run.svg"
 LINK = re.compile(r"\]\(([^)\s#]*)#?([^)\s]*)\)")
 

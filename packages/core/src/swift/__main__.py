@@ -5,9 +5,9 @@ import sys
 try:
     from swift.cli.main import main
 except ImportError:
-    from swift.installation import other_owners
+    from swift.installation import conflicts
 
-    damaged = [other for other in other_owners() if other.damaged]
+    damaged = [other for other in conflicts() if other.damaged]
     if not damaged:
         raise
     sys.exit(f"Error: {damaged[0].problem}\n{damaged[0].repair}")

@@ -163,28 +163,18 @@ def _processes() -> FormSection:
 
 
 def _field(each: Field, flag: str) -> FormField:
-    choices = (
-        ("true", "false") if each.kind == "switch" else tuple(each.type_name.split(" | ")) if _listed(each) else ()
-    )
     return FormField(
         key=each.key,
         flag="" if each.argument else flag or each.key,
         kind=each.kind,
         type=each.type_name,
-        choices=choices,
+        choices=("true", "false") if each.kind == "switch" else each.choices,
         default=_plain(each.default),
         required=each.required,
         description=each.description,
         bounds=each.bounds,
         often=each.key in MOST_USED or each.argument is not None or each.required,
     )
-
-
-def _listed(each: Field) -> bool:
-    """Return whether the type lists all values, unlike a union of types."""
-    names = each.type_name.split(" | ")
-    types = {"string", "path", "number", "integer", "switch", "JSON", "list"}
-    return each.kind == "value" and len(names) > 1 and not types & set(names)
 
 
 def _plain(value: Any) -> Any:

@@ -33,9 +33,9 @@ _OF_SWIFT = re.compile(r"^(?:swift/|\S*/bin/swift,)", re.MULTILINE)
 
 def pip_install(*requirements: str, upgrade: bool = False) -> str:
     """Return the command that installs packages in this environment, swift's own from where swift itself came from."""
-    own, folder = any(each.startswith("swift-") for each in requirements), _folder()
+    own, folder = any(map(_own, requirements)), _folder()
     options = [*(["--upgrade"] if upgrade else []), *(_find_links() if own else [])]
-    command = _shown([*_pip("install"), *options, *(word for each in requirements for word in _requirement(each))])
+    command = _shown([*_pip("install"), *options, *(part for each in requirements for part in _requirement(each))])
     if own and upgrade and folder is not None and (folder / "core").is_dir():
         return f"{_shown(['git', '-C', str(folder.parent), 'pull'])} && {command}"
     return command
@@ -46,15 +46,15 @@ def pip_uninstall(distribution: str) -> str:
     return _shown([*_pip("uninstall"), distribution])
 
 
-def _pip(verb: str) -> list[str]:
+def _pip(command: str) -> list[str]:
     """Return the start of a pip command for this environment, and of uv's for an environment without pip."""
     if importlib.util.find_spec("pip") is None:
         active = os.environ.get("VIRTUAL_ENV") == sys.prefix
-        return ["uv", "pip", verb, *([] if active else ["--python", sys.executable])]
+        return ["uv", "pip", command, *([] if active else ["--python", sys.executable])]
     found = shutil.which("pip")
     if found is not None and os.path.dirname(found) == sysconfig.get_path("scripts"):  # noqa: PTH120
-        return ["pip", verb]
-    return [sys.executable, "-m", "pip", verb]
+        return ["pip", command]
+    return [sys.executable, "-m", "pip", command]
 
 
 @cache
@@ -83,9 +83,24 @@ def _find_links() -> list[str]:
     return [] if ON_INDEX or "vcs_info" in _origin() else ["--find-links", "dist"]
 
 
+def _own(requirement: str) -> re.Match[str] | None:
+    """Return the parts of a requirement of this project's packages, the extras of core; None for third-party ones."""
+    found = _OWN.match(requirement)
+    return found if found is not None and found[1] in _own_names() else None
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    try:
+        requirements = metadata.requires(CORE) or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    return frozenset({CORE, *(found[1] for each in requirements if (found := _OWN.match(each)))})
+
+
 def _requirement(requirement: str) -> list[str]:
     """Return a requirement as it is installed; one of this project's packages from the checkout or repository."""
-    own = _OWN.match(requirement)
+    own = _own(requirement)
     if own is None:
         return [requirement]
     (name, part, extras), folder, origin = own.groups(default=""), _folder(), _origin()
@@ -99,12 +114,12 @@ def _requirement(requirement: str) -> list[str]:
     return [requirement]
 
 
-def _shown(words: Iterable[str]) -> str:
-    return " ".join(word if _PLAIN.fullmatch(word) else f'"{word}"' for word in words)
+def _shown(argv: Iterable[str]) -> str:
+    return " ".join(each if _PLAIN.fullmatch(each) else f'"{each}"' for each in argv)
 
 
 @dataclass(frozen=True)
-class OtherOwner:
+class Conflict:
     """Another distribution that installs into the package `swift`, or installs the command `swift`."""
 
     name: str
@@ -114,11 +129,11 @@ class OtherOwner:
 
     @property
     def problem(self) -> str:
-        owner = f"{self.name} {self.version}"
+        other = f"{self.name} {self.version}"
         if not self.damaged:
-            return f"{owner} in this environment also installs files of swift. Removing it would remove them."
+            return f"{other} in this environment also installs files of swift. Removing it would remove them."
         more = f" and {len(self.damaged) - 3} more" if len(self.damaged) > 3 else ""
-        return f"{owner} has replaced files of {CORE}: {', '.join(self.damaged[:3])}{more}."
+        return f"{other} has replaced files of {CORE}: {', '.join(self.damaged[:3])}{more}."
 
     @property
     def repair(self) -> str:
@@ -128,12 +143,21 @@ class OtherOwner:
         return f"Install swift in an environment of its own. To repair this one: {' && '.join(commands)}"
 
 
-def other_owners(names: Iterable[str] | None = None) -> Iterator[OtherOwner]:
+def conflicts(names: Iterable[str] | None = None) -> Iterator[Conflict]:
     """Yield the distributions of these names that install files of swift; without names, look at all."""
-    found = metadata.distributions() if names is None else map(metadata.distribution, names)
+    found = (
+        metadata.distributions() if names is None else (d for name in names for d in metadata.distributions(name=name))
+    )
     for distribution in found:
-        if distribution.name != CORE and _OF_SWIFT.search(distribution.read_text("RECORD") or ""):
-            yield OtherOwner(distribution.name, distribution.version, tuple(sorted(_damaged(distribution))))
+        if _OF_SWIFT.search(_record(distribution)) and distribution.name != CORE:
+            yield Conflict(distribution.name, distribution.version, tuple(sorted(_damaged(distribution))))
+
+
+def _record(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("RECORD") or ""
+    except (OSError, UnicodeError):
+        return ""
 
 
 def _damaged(other: metadata.Distribution) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Conformance kits for backends, engines and exporters: `pip install swift-testing`.
+"""Conformance kits for backends, engines and exporters.
 
     class TestMine(BackendConformance):
         backend = "mine"

@@ -22,7 +22,7 @@ from swift.cli.commands import collision
 from swift.config.options import Section
 from swift.contracts import EngineLibrary
 from swift.errors import SwiftError
-from swift.installation import CORE, other_owners, pip_install, pip_uninstall
+from swift.installation import CORE, conflicts, pip_install, pip_uninstall
 from swift.models.locate import cached_ids, hub_cache
 from swift.terminal import result_alone
 from swift.version import __version__
@@ -100,7 +100,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _installation() -> Iterator[Finding]:
-    for other in other_owners():
+    for other in conflicts():
         yield Finding("installation", other.problem, "broken" if other.damaged else "note", other.repair)
 
 

@@ -20,8 +20,8 @@ from swift.cli.commands import (
     training_command,
 )
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
-from swift.installation import other_owners, pip_install
-from swift.plugins.discover import list_plugins, names_of_other_owners, objective_names
+from swift.installation import conflicts, pip_install
+from swift.plugins.discover import conflicting_distributions, list_plugins, objective_names
 from swift.plugins.entry import PluginEntry, printable
 from swift.plugins.known import KNOWN, PACKAGES
 from swift.version import __version__
@@ -30,7 +30,7 @@ from swift.version import __version__
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in (*TRAINING, *KNOWN["swift.objectives"]) or {"-h", "--help"} & set(sys.argv):
+    if command in (*TRAINING, *KNOWN["swift.objectives"], "--complete") or {"-h", "--help"} & set(sys.argv):
         gc.disable()  # garbage collection takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
@@ -63,8 +63,12 @@ def _dispatch(argv: list[str]) -> int:
     if argv and argv[0] in ("--version", "-V", "-v", "version"):
         sys.stdout.write(f"swift {__version__}\n")
         return 0
+    if argv and argv[0] in ("--complete", "--show-completion", "--install-completion"):
+        from swift.cli.completion import run as run_completion
+
+        return run_completion(argv)
     if argv[:1] != ["doctor"]:  # which reports it among its findings
-        _check_owners()
+        _check_conflicts()
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview(styled=sys.stdout.isatty()))
         return 0
@@ -79,9 +83,9 @@ def _dispatch(argv: list[str]) -> int:
     return run_command(entries, args)
 
 
-def _check_owners() -> None:
+def _check_conflicts() -> None:
     """Report another distribution that installs files of swift; raise if it has damaged this one."""
-    for other in other_owners(names_of_other_owners()):
+    for other in conflicts(conflicting_distributions()):
         if other.damaged:
             raise SwiftError(other.problem, hint=other.repair)
         if os.environ.get("RANK", "0") == "0":
@@ -117,6 +121,7 @@ def overview(*, styled: bool) -> str:
         *(["  swift demo"] if "demo" in found else []),
         "  swift sft --model qwen3-0.6b --dataset data.jsonl",
         "  swift sft --help",
+        "  swift --install-completion",
     ]
     if "infer" not in found:
         lines += ["", f"More commands, to infer, evaluate and serve: {pip_install('swift-core[standard]')}"]

@@ -57,10 +57,10 @@ def objective_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*plugin_names("swift.objectives"), *KNOWN["swift.objectives"])))
 
 
-def names_of_other_owners() -> list[str]:
+def conflicting_distributions() -> list[str]:
     """Return other distributions that have a script of this name, or one that runs a module of `swift`.
 
-    Costs nothing, since entry points are read for plugins; `swift.installation.other_owners` reads what is installed.
+    Costs nothing, since entry points are read for plugins; `swift.installation.conflicts` reads what is installed.
     """
     found = {entry.distribution for entry in _installed(_path()) if entry.group == _SCRIPTS}
     return sorted(found - {CORE})
