@@ -41,7 +41,7 @@ def test_third_party_plan_uses_declared_costs(installed: None, tmp_path: Path) -
 
 def test_backend_without_costs_is_omitted(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for hook in ("memory", "traffic"):
-        monkeypatch.delattr(f"swift_zero_redundancy.plugin.ZeroRedundancy.swift_estimate_{hook}")
+        monkeypatch.delattr(f"swift_zero_redundancy.ZeroRedundancy.swift_estimate_{hook}")
     found = json.loads(typed(PLAN, tmp_path).output)
     assert found["fits"]
     assert "zero-redundancy" not in {plan["backend"] for plan in found["fits"]}
