@@ -46,6 +46,7 @@ def test_new_plugins_pass_the_check(work: Path, monkeypatch: pytest.MonkeyPatch)
     rows = {row.entry.name: row for row in plugin_rows(check=True) if row.entry.name.startswith("my-own")}
     assert {name: row.status for name, row in rows.items()} == {f"my-own-{kind}": "ok" for kind in template_kinds()}
     assert {row.entry.kind for row in rows.values()} == {*template_kinds()}
+    assert {file.name for file in work.glob("swift-*/swift_*.py")} == {file.name for file in work.glob("site/*.py")}
 
 
 def test_new_plugins_have_no_name_of_a_template(work: Path) -> None:
