@@ -34,9 +34,9 @@ from swift.plugins.load import load
 from swift.plugins.vocabularies import flag_topics
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
-CORE_SOURCE = Path(hookspecs.__file__).parent
 LISTED = (CORE, "swift-objectives")
 """Distributions whose options the page of the configuration lists; the others have pages of their own."""
+CORE_SOURCE = Path(hookspecs.__file__).parent
 GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
 
 
