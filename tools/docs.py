@@ -39,9 +39,9 @@ from swift.plugins.vocabularies import flag_topics
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-CORE_SOURCE = Path(hookspecs.__file__).parent
 LISTED = (CORE, "swift-objectives")
 """Distributions whose options the page of the configuration lists; the others have pages of their own."""
+CORE_SOURCE = Path(hookspecs.__file__).parent
 GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
 
 

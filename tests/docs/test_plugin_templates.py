@@ -6,6 +6,7 @@ that of the backend.
 
 from __future__ import annotations
 
+import importlib
 import re
 import zipfile
 from pathlib import Path
@@ -46,6 +47,10 @@ def test_new_plugins_pass_the_check(work: Path, monkeypatch: pytest.MonkeyPatch)
     rows = {row.entry.name: row for row in plugin_rows(check=True) if row.entry.name.startswith("my-own")}
     assert {name: row.status for name, row in rows.items()} == {f"my-own-{kind}": "ok" for kind in template_kinds()}
     assert {row.entry.kind for row in rows.values()} == {*template_kinds()}
+    modules = {file.stem for file in work.glob("site/*.py")}
+    assert {file.stem for file in work.glob("swift-*/swift_*.py")} == modules
+    for module in modules:  # those that hooks import later, too
+        importlib.import_module(module)
 
 
 def test_new_plugins_have_no_name_of_a_template(work: Path) -> None:

@@ -99,14 +99,17 @@ def _new(kind_name: str | None, name: str | None) -> int:
         )
     folder = Path(f"swift-{name.replace('_', '-')}")
     _check_is_new(kind, name, folder)
-    folder.mkdir()
     files = kit.new_plugin(kind.name, kind.group, name)
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
+    try:
+        folder.mkdir()
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}.", hint="Type it in another folder.") from error
     print_line(f"Wrote {folder}: {', '.join(files)}")
     print_line(f"\nThe {kind.name} {name} {kind.purpose.replace('NAME', name)}. Install and test it:")
     tried = [f"swift plugins --try {name}"] if kind.name == "backend" else []
-    for command in (f"pip install -e {folder}", "swift plugins --check", *tried, f"python -m pytest {folder}"):
+    for command in (f"pip install -e ./{folder}", "swift plugins --check", *tried, f"python -m pytest {folder}"):
         print_line(f"  {command}")
     return 0
 

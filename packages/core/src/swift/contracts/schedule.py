@@ -21,17 +21,17 @@ class BatchSchedule(ABC):
 
     A subclass defines `total_steps`, `epoch_at` and `batch`. The other methods are called on every process too; what
     the main process returns counts.
+
+    - `total_steps`: Optimizer steps of the run.
+    - `steps_per_epoch`: Of the first epoch; None where it is unknown.
+    - `evaluation_metrics`: Names of the numbers by which the schedule evaluates; None evaluates by the loss over the
+      validation set. The first one is `train.metric_for_best` where the user names none, and greater is better unless
+      it ends in 'loss'. Without names there is nothing to evaluate in this run.
     """
 
     total_steps: int
-    """Optimizer steps of the run."""
     steps_per_epoch: int | None = None
-    """Of the first epoch; None where it is unknown."""
     evaluation_metrics: Sequence[str] | None = None
-    """Names of the numbers by which the schedule evaluates; None evaluates by the loss over the validation set.
-
-    The first one is `train.metric_for_best` where the user names none, and greater is better unless it ends in 'loss'.
-    Without names there is nothing to evaluate in this run."""
 
     @abstractmethod
     def epoch_at(self, step: int) -> float:

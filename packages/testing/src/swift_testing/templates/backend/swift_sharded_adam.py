@@ -4,7 +4,7 @@ from swift import Capabilities, TorchBackend, hookimpl, lazy_hook
 from swift.contracts import Traffic
 
 
-class ZeroRedundancy(TorchBackend):
+class ShardedAdam(TorchBackend):
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate"}),
         precisions=frozenset({"float32", "bfloat16"}),
@@ -13,7 +13,7 @@ class ZeroRedundancy(TorchBackend):
         calls_before_update=True,
     )
 
-    swift_shard = lazy_hook("swift_zero_redundancy_state:State")
+    swift_shard = lazy_hook("swift_sharded_adam_state:State")
 
     @hookimpl
     def swift_estimate_memory(self, run, weights):

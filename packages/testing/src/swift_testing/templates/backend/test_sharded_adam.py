@@ -3,6 +3,6 @@
 from swift_testing import BackendConformance, Layout
 
 
-class TestZeroRedundancy(BackendConformance):
-    backend = "zero-redundancy"
+class TestShardedAdam(BackendConformance):
+    backend = "sharded-adam"
     layouts = (Layout(2, {"dp_replicate": 2}), Layout(4, {"dp_replicate": 4}))
