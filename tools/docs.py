@@ -221,6 +221,9 @@ def configuration_page() -> str:
         "You configure a run with a YAML file, with flags, or with both; flags override the file. Every key is a flag: "
         "`--optim.lr 1e-5` sets `lr` in the section `optim`. Most keys have shorter flags, in which `-` and `_` mean "
         "the same. swift refuses unknown keys. `swift config show` prints the resolved configuration of a command.",
+        "`swift sft --help` shows the most used flags, `swift sft --help data` those of a section, and "
+        "`swift sft --help all` every flag. The tables list the flags that mean the same as a key; those after *also* "
+        "set one of its values, or translate theirs: `--bf16` sets `model.dtype` to bfloat16.",
     ]
     for name, info in Config.model_fields.items():
         model = info.annotation

@@ -149,6 +149,15 @@ def test_products_in_fp8_are_planned_for_devices_that_have_them(backend: str, tm
     assert copies == (pytest.approx(2 * 6.98e9 / 2, rel=0.01) if backend == "megatron" else 0)
 
 
+def test_tensor_parallel_embedding_is_whole_but_on_megatron(tmp_path: Path) -> None:
+    """FSDP2's tensor parallel processes each have embedding and head whole; Megatron's share them."""
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "lora", "--tp", "8", "--top", "1"]
+    ends, layers = 2 * 128256 * 4096, 8.03e9 - 2 * 128256 * 4096
+    for backend, values in {"fsdp": ends + layers / 8, "megatron": (ends + layers) / 8}.items():
+        plan = _json([*words, "--backend", backend], tmp_path)["fits"][0]
+        assert plan["memory_bytes"]["weights"] == pytest.approx(2 * values, rel=0.03), backend
+
+
 def test_nothing_fitting_shows_nearest_layouts(tmp_path: Path) -> None:
     ended = typed(["plan", "llama-3.1-405b", "--gpus", "8xH100", "--train_type", "full"], tmp_path)
     assert ended.code == 3

@@ -44,6 +44,7 @@ REFUSED = [
     ("--model tiny --backend fsdp --tp 3 --nproc 3", "attention heads"),
     ("--model tiny --backend megatron --pp 5 --nproc 5", "layers are not divisible by pp 5 stages"),
     ("--model encoder", "encoder is an encoder (bert). swift trains encoders as embedding models, rerankers and"),
+    ("--model encoder --task_type embedding --backend megatron", "Megatron does not train bert"),
     ("--model tiny --target_modules q_porj", "the model has no module 'q_porj'. Did you mean 'q_proj'?"),
     ("--train_type full --export.to adapter", "trains none"),
     ("--train_type full --tuner.quantize bnb-nf4", "tuner.kind full (--train_type) cannot train weights"),

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples
-from swift.observers import console
+from swift.observers import console, facts
 from swift.observers.console import ConsoleObserver
 from swift.terminal import can_redraw, print_line, waiting
 
@@ -173,6 +173,21 @@ def test_unusable_samples_stand_in_the_summary(make_run, drive, said):
     run.facts.data = DataFacts(9, 90, {"too long": RejectedSamples(1200), "bad roles": RejectedSamples(3)})
     drive(ConsoleObserver(), run, range(1, 3))
     assert "Unusable samples: 1,203 (too long 1,200, bad roles 3)." in said
+
+
+def test_first_large_checkpoint_shows_the_space_of_all(make_run, said, tmp_path, monkeypatch):
+    """The size of a checkpoint, and of as many as are kept, is printed once, unless it is small."""
+    observer, run = ConsoleObserver(), make_run(steps=1)
+    observer.swift_checkpoint_saved(run, 1, tmp_path)
+    assert said == [f"  saved {tmp_path}"]
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "weights.safetensors").write_bytes(b"0" * 2_000)
+    monkeypatch.setattr(facts, "_NOTABLE", 1e-6)
+    observer = ConsoleObserver()
+    for step in (2, 3):
+        observer.swift_checkpoint_saved(run, step, tmp_path)
+    sizes = [text for text in said if "takes" in text]
+    assert sizes == ["  a checkpoint takes 0.0 GB; up to 4 are kept (--save_total_limit 3): 0.0 GB"]
 
 
 def test_observers_load_without_torch_and_rich():

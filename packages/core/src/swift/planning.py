@@ -38,7 +38,7 @@ from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
 from swift.parsing import parse
 from swift.parsing.aliases import MACHINES, training_flags
-from swift.parsing.capabilities import TP_OF_EXPERTS, check_capabilities
+from swift.parsing.capabilities import TP_OF_EXPERTS, TP_OF_VOCABULARY, check_capabilities
 from swift.plugins.discover import plugin_names
 from swift.plugins.guard import hooks_of
 from swift.plugins.hooks import variants
@@ -109,6 +109,11 @@ class PlannedBackend:
     def cuts_experts(self) -> bool:
         """Return whether tensor parallel processes share the experts of a mixture like all other weights."""
         return TP_OF_EXPERTS in self.plugin.capabilities.features
+
+    @property
+    def cuts_vocabulary(self) -> bool:
+        """Return whether tensor parallel processes share embedding and head like all other weights."""
+        return TP_OF_VOCABULARY in self.plugin.capabilities.features
 
     @property
     def names_stages(self) -> bool:

@@ -352,18 +352,18 @@ def counted(
 def counted_run(
     run: RequestedRun,
     *,
-    machines: int = 1,
     config: Config | None = None,
     tokens: int | None = None,
     compute_bytes: float | None = None,
     level: int = 0,
 ) -> tuple[Cluster, Candidate]:
-    """Return this machine, and what is expected of a run, or of one configured otherwise.
+    """Return machines like this one, and what is expected of a run, or of one configured otherwise.
 
     Its largest step has so many `tokens`, or else samples as long as it allows.
     """
     path = run.config.model.path or ""
     model = config_of(path)
+    machines = run.world.machines
     where = this_machine(max(1, run.world.size // machines), machines)
     backend = PlannedBackend.of_run(run)
     if config is not None:

@@ -118,7 +118,8 @@ def check_run(parsed: Parsed, processes: int) -> RequestedRun:
     config = parsed.config
     backend = load_backend(config.backend.name)
     hooks = open_hooks(backend, observers=load_observers(config.observers))
-    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    world = World(size=processes, machines=wanted_group(os.environ | dict(parsed.machines), parsed.nproc)[1])
+    run = RequestedRun(config, parsed.backend_options, config.logging.output, world, say_nothing)
     with failing(backend.entry, "swift_check_layout"):
         hooks.swift_check_layout(run)
     layout = layout_of(backend, config, processes)

@@ -29,6 +29,7 @@ class World:
     rank: int = 0
     local_rank: int = 0
     size: int = 1
+    machines: int = 1
 
 
 @dataclass(frozen=True)

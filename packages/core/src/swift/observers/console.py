@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import RankFacts, Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
-from swift.observers.facts import next_commands, setup_facts, unusable_samples
+from swift.observers.facts import next_commands, setup_facts, space_of_checkpoints, unusable_samples
 from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of, waiting_label
 from swift.observers.text import count, duration, figure, label, plural
 from swift.terminal import can_redraw, relative, shows_work, work_at_hand
@@ -44,6 +44,7 @@ class ConsoleObserver:
     def __init__(self) -> None:
         self._bar: _Bar | None = None
         self._slowest: int | None = None
+        self._sized = False
 
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
@@ -85,6 +86,9 @@ class ConsoleObserver:
     @hookimpl
     def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
         run.say(f"  saved {relative(folder)}")
+        if not self._sized and (size := space_of_checkpoints(run, folder)):
+            run.say(f"  {size}")
+        self._sized = True
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:

@@ -14,6 +14,9 @@ from swift.optim.schedule import Schedule
 from swift.parsing.tasks import CAUSAL_LM, returns
 from swift.terminal import summary_of
 
+_NOTABLE = 0.1
+"""GB of a checkpoint from which its size is printed."""
+
 
 def unusable_samples(run: Run) -> Mapping[str, RejectedSamples]:
     """Return the samples that were left out, by reason."""
@@ -113,6 +116,17 @@ def backend_and_layout(run: Run) -> str:
     layout = run.topology.layout
     parts = [f"{name} {ways}" for name, ways in layout.items() if ways > 1]
     return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def space_of_checkpoints(run: Run, folder: Path) -> str:
+    """Return `a checkpoint takes 2.1 GB; up to 4 are kept (--save_total_limit 3): 8.6 GB`; nothing for small ones."""
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file()) / 1e9
+    if size < _NOTABLE:
+        return ""
+    keep, kept = run.config.checkpoint.keep, "all are kept"
+    if keep is not None:
+        kept = f"up to {keep + 1} are kept (--save_total_limit {keep}): {(keep + 1) * size:.1f} GB"
+    return f"a checkpoint takes {size:.1f} GB; {kept}"
 
 
 def next_commands(run: Run, summary: RunSummary, shown: Callable[[Path], Path] = Path) -> list[tuple[str, str]]:

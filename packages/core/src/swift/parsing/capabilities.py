@@ -33,6 +33,8 @@ FEATURE_SWITCHES: Mapping[str, tuple[Any, str]] = {
 
 MODULES_UNDER_TP = "parallel.tp with modules"
 """Feature of a backend that calls `swift.toolkit.cut_modules` when it has cut the matrices of a model."""
+TP_OF_VOCABULARY = "parallel.tp of embedding and head"
+"""Feature of a backend whose tensor parallel processes share embedding and head; else each has them whole."""
 TP_OF_EXPERTS = "parallel.tp of experts"
 """Feature of a backend whose tensor parallel processes share experts too; else `parallel.etp` says how many do."""
 
