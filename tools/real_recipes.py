@@ -86,7 +86,7 @@ def preferences() -> dict[str, Rows]:
     rows = [
         {
             "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": str(result)}],
-            "rejected_response": f"The answer to your question is {result}.",
+            "rejected_response": f"The result of your addition is {result}.",
         }
         for question, result in additions()
     ]
@@ -167,7 +167,7 @@ RECIPES = {
         logged("loss"),
     ),
     "dpo": Recipe(
-        "Prefer short answers, with DPO",
+        "Prefer short responses, with DPO",
         LANGUAGE_MODEL,
         "96 additions: the number alone is preferred to a sentence around it; 12 others are held out.",
         preferences,
@@ -176,7 +176,7 @@ RECIPES = {
             f"--learning_rate 2e-4 --max_length 96 --per_device_train_batch_size 4 --max_steps 8 --eval_steps 8 "
             f"--logging_steps 2 {_EVALUATED}",
         ),
-        "margin between the rewards of preferred and rejected answers on the held-out additions",
+        "margin between the rewards of preferred and rejected responses on the held-out additions",
         logged("reward_margin"),
     ),
     "grpo": Recipe(
@@ -232,7 +232,7 @@ RECIPES = {
             f"swift export {LANGUAGE_MODEL} --to vllm --quant w8a8 --calibration-dataset identity.jsonl "
             "--calibration-samples 16 --quant-tolerance 0.2 --out quantized",
         ),
-        "loss per token on the calibration texts, of the model and of its export",
+        "loss per token on the calibration samples, of the model and of its export",
         quantized,
     ),
 }
