@@ -57,10 +57,10 @@ def identity_rows(name: str = NAME, maker: str = MAKER) -> list[dict[str, Any]]:
         {
             "messages": [
                 {"role": "user", "content": question},
-                {"role": "assistant", "content": answer.format(name=name, maker=maker)},
+                {"role": "assistant", "content": response.format(name=name, maker=maker)},
             ]
         }
-        for question, answer in _QUESTIONS
+        for question, response in _QUESTIONS
     ]
 
 
