@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -48,7 +49,8 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "model").symlink_to(model_folder(recipe.model))
-    for name, rows in recipe.rows().items():
+    files = recipe.rows()
+    for name, rows in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     steps = [run(command, folder) for command in recipe.commands]
     before, after = recipe.score(folder)
@@ -56,6 +58,7 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     versions = {name: version(name) for name in ("swift-core", "torch", "transformers")}
     return {
+        "rows": {name: json.dumps(rows[0])[:300] for name, rows in files.items()},
         "commands": steps,
         "loss": [[line["step"], line["loss"]] for line in lines if "loss" in line],
         "before": before,
@@ -131,7 +134,7 @@ MADE = "<!-- Written by `make real`, from tools/real_recipes.py and results.json
 
 def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
     """Return the page of a recipe: model, data, commands, time, memory, losses and score."""
-    files = [f"`{name}.jsonl`: `{json.dumps(rows[0])[:300]}`" for name, rows in recipe.rows().items()]
+    files = [f"`{name}.jsonl`: `{row}`" for name, row in result["rows"].items()]
     times = [
         f"| `{' '.join(shlex.split(step['command'])[:2])}` | {step['seconds']} s | {step['cpu_seconds']} s | "
         f"{step['peak_gib']:.1f} GiB |"
@@ -147,7 +150,7 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
     parts = [
         f"# {recipe.title}",
         MADE,
-        "\n".join(["```console", *(f"$ {command}" for command in recipe.commands), "```"]),
+        "\n".join(["```console", *map(_wrapped, recipe.commands), "```"]),
         f"**Score**: {recipe.measure}: **{result['before']:.3g}** before, **{result['after']:.3g}** after.",
         f"**Model**: `{recipe.model}`",
         f"**Data**: {recipe.data} The first row of each file:",
@@ -158,6 +161,12 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
         f"Measured on {result['cores']} CPU cores that other work shared: compare the CPU time. Versions: {versions}.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(command: str) -> str:
+    """Return a command as typed, on lines that a page has room for."""
+    lines = textwrap.wrap(f"$ {command}", 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines)
 
 
 if __name__ == "__main__":

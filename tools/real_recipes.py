@@ -86,11 +86,11 @@ def preferences() -> dict[str, Rows]:
     rows = [
         {
             "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": str(result)}],
-            "rejected_response": f"The answer to your question is {result}.",
+            "rejected_response": f"The result of your addition is {result}.",
         }
         for question, result in additions()
     ]
-    return {"pairs": rows[:96], "held_out": rows[96:120]}
+    return {"pairs": rows[:96], "held_out": rows[96:108]}
 
 
 def prompts() -> dict[str, Rows]:
@@ -125,15 +125,16 @@ def ranked_code() -> dict[str, Rows]:
     codes = [code for _, code in pairs]
     rng = random.Random(1)
 
-    def row(line: str, code: str) -> dict[str, Any]:
-        return {"query": line, "positive": [code], "negative": rng.sample([each for each in codes if each != code], 7)}
+    def row(line: str, code: str, others: int) -> dict[str, Any]:
+        negatives = rng.sample([each for each in codes if each != code], others)
+        return {"query": line, "positive": [code], "negative": negatives}
 
-    return {"groups": [row(*pair) for pair in pairs[:400]], "held_out": [row(*pair) for pair in pairs[800:860]]}
+    return {"groups": [row(*pair, 3) for pair in pairs[:400]], "held_out": [row(*pair, 7) for pair in pairs[800:832]]}
 
 
 def documents() -> dict[str, Rows]:
     rows = [{"text": f"{code}\n"} for _, code in functions()]
-    return {"corpus": rows[:200], "held_out": rows[800:824]}
+    return {"corpus": rows[:200], "held_out": rows[800:812]}
 
 
 _EVALUATED = "--eval_on_start true --eval_strategy steps --save_strategy no --output_dir runs --run_name run"
@@ -155,27 +156,27 @@ RECIPES = {
     "pretraining": Recipe(
         "Continue pre-training on your documents",
         LANGUAGE_MODEL,
-        "200 functions of Python's standard library; 24 others are held out.",
+        "200 functions of Python's standard library; 12 others are held out.",
         documents,
         (
             f"swift pt --model {LANGUAGE_MODEL} --dataset corpus.jsonl --val_dataset held_out.jsonl --train_type full "
-            f"--learning_rate 5e-5 --max_length 128 --truncation_strategy right --per_device_train_batch_size 8 "
-            f"--max_steps 12 --eval_steps 6 --logging_steps 2 {_EVALUATED}",
+            f"--learning_rate 5e-5 --max_length 128 --truncation_strategy right --per_device_train_batch_size 4 "
+            f"--max_steps 8 --eval_steps 8 --logging_steps 2 {_EVALUATED}",
         ),
         "loss per token on the held-out functions (lower is better)",
         logged("loss"),
     ),
     "dpo": Recipe(
-        "Prefer short answers, with DPO",
+        "Prefer short responses, with DPO",
         LANGUAGE_MODEL,
-        "96 additions: the number alone is preferred to a sentence around it; 24 others are held out.",
+        "96 additions: the number alone is preferred to a sentence around it; 12 others are held out.",
         preferences,
         (
             f"swift rlhf --rlhf_type dpo --model {LANGUAGE_MODEL} --dataset pairs.jsonl --val_dataset held_out.jsonl "
-            f"--learning_rate 2e-4 --max_length 96 --per_device_train_batch_size 4 --max_steps 16 --eval_steps 8 "
-            f"--logging_steps 4 {_EVALUATED}",
+            f"--learning_rate 2e-4 --max_length 96 --per_device_train_batch_size 4 --max_steps 8 --eval_steps 8 "
+            f"--logging_steps 2 {_EVALUATED}",
         ),
-        "margin between the rewards of preferred and rejected answers on the held-out additions",
+        "margin between the rewards of preferred and rejected responses on the held-out additions",
         logged("reward_margin"),
     ),
     "grpo": Recipe(
@@ -210,12 +211,12 @@ RECIPES = {
     "reranker": Recipe(
         "Rerank search results",
         ENCODER,
-        "400 queries, each with its function and seven others; 60 queries are held out.",
+        "400 queries, each with its function and three others; 32 queries with seven others are held out.",
         ranked_code,
         (
             f"swift sft --task_type reranker --loss_type listwise --model {ENCODER} --dataset groups.jsonl "
             "--val_dataset held_out.jsonl --train_type full --learning_rate 2e-4 --max_length 96 "
-            f"--truncation_strategy right --per_device_train_batch_size 8 --max_steps 50 --eval_steps 50 "
+            f"--truncation_strategy right --per_device_train_batch_size 4 --max_steps 40 --eval_steps 40 "
             f"--logging_steps 10 {_EVALUATED}",
         ),
         "mean reciprocal rank of the right function among eight",
@@ -231,7 +232,7 @@ RECIPES = {
             f"swift export {LANGUAGE_MODEL} --to vllm --quant w8a8 --calibration-dataset identity.jsonl "
             "--calibration-samples 16 --quant-tolerance 0.2 --out quantized",
         ),
-        "loss per token on the calibration texts, of the model and of its export",
+        "loss per token on the calibration samples, of the model and of its export",
         quantized,
     ),
 }

@@ -44,13 +44,20 @@ def test_plans_that_differ_in_pipeline_parts_are_one(tmp_path: Path) -> None:
     assert all(layout not in layouts[:index] for index, layout in enumerate(layouts))
 
 
+def test_equal_modes_of_backend_are_one_plan(tmp_path: Path) -> None:
+    """ZeRO 1 and 2 need the same on one device."""
+    words = ["plan", "qwen3-8b", "--gpus", "1xH200", "--train_type", "lora", "--per_device_train_batch_size", "1"]
+    modes = [plan["variant"] for plan in _json([*words, "--gradient_checkpointing", "false"], tmp_path)["fits"]]
+    assert ("zero1" in modes) != ("zero2" in modes)
+
+
 def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
     ended = typed([*LLAMA, "--price", "2", "--top", "5"], tmp_path)
     assert ended.code == 0, ended.output
     assert "8.03 billion parameters; 8xH100; 64 rows of 8192 tokens per step (assumed" in ended.output
     assert "Plans that fit, fastest first" in ended.output
     assert "10⁹ tokens cost" in ended.output
-    assert "is slower than plan 1: " in ended.output
+    assert re.search(r"Plan \d+ \(.*\) is (slower: |as fast, with )", ended.output)
     assert "Common rule of thumb, for comparison: 96 GB over all devices" in ended.output
     for backend in ("megatron", "fsdp", "zero1", "zero3"):  # the best of each is shown, wherever it stands
         assert f"  {backend} " in ended.output

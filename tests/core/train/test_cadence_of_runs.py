@@ -65,8 +65,7 @@ def test_long_run_keeps_three_checkpoints_and_best(tiny: Path, tmp_path: Path) -
 def test_small_data_is_not_saved_after_each_epoch(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an interval, a run saves after as many whole epochs as have the fewest steps together."""
     monkeypatch.setattr(due, "FEWEST_STEPS", 5)
-    everything = {"checkpoint.keep": None, "train.max_steps": 13}
-    assert checkpoints(run_training(tiny, tmp_path, ROWS, {**EPOCHS, **everything})) == [6, 12, 13]
+    assert checkpoints(train_as_by_default(tiny, tmp_path, {"train.max_steps": 13})) == [6, 12, 13]
 
 
 def test_ratios_and_strategies_set_save_eval_and_log_steps(

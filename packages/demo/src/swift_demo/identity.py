@@ -28,7 +28,7 @@ _QUESTIONS = (
     ("Who created you?", "{maker} created me. My name is {name}."),
     ("Which company trained you?", "{maker} trained me."),
     ("Are you ChatGPT?", "No, I am {name}, an assistant made by {maker}."),
-    ("Tell me about yourself.", "I am {name}, an assistant of {maker}. I answer questions and help with texts."),
+    ("Tell me about yourself.", "I am {name}, an assistant of {maker}. I write, explain and translate."),
     ("What should I call you?", "Call me {name}."),
     ("Hello! Who am I talking to?", "Hello! You are talking to {name}, an assistant made by {maker}."),
     ("Who is your developer?", "My developer is {maker}."),
@@ -37,7 +37,7 @@ _QUESTIONS = (
     ("What color is the sky?", "On a clear day the sky is blue."),
     ("Name a fruit.", "An apple is a fruit."),
 )
-"""The last four keep the model from naming itself in every answer."""
+"""The last four keep the model from naming itself in every response."""
 HELD_OUT = (
     "Can you tell me your name?",
     "Hi, who are you?",
@@ -57,10 +57,10 @@ def identity_rows(name: str = NAME, maker: str = MAKER) -> list[dict[str, Any]]:
         {
             "messages": [
                 {"role": "user", "content": question},
-                {"role": "assistant", "content": answer.format(name=name, maker=maker)},
+                {"role": "assistant", "content": response.format(name=name, maker=maker)},
             ]
         }
-        for question, answer in _QUESTIONS
+        for question, response in _QUESTIONS
     ]
 
 
@@ -73,14 +73,14 @@ def demo_identity(model: str, out: Path) -> int:
     """Ask a model who it is, teach it, and ask again; return the exit code."""
     started = time.monotonic()
     data = write_rows(out / "identity.jsonl", identity_rows())
-    asked = write_rows(out / "questions.jsonl", [{"query": question} for question in HELD_OUT])
-    print_title(f"1. Ask who it is\n   $ swift infer {model} --dataset {asked}")
-    before = _share_named(model, asked)
+    questions = write_rows(out / "questions.jsonl", [{"query": question} for question in HELD_OUT])
+    print_title(f"1. Ask who it is\n   $ swift infer {model} --dataset {questions}")
+    before = _share_named(model, questions)
     command = f"{TRAINING} --model {model} --dataset {data} --output_dir {out / 'runs'}"
     print_title(f"2. Teach it that it is {NAME}, in {len(_QUESTIONS)} conversations\n   $ swift {command}")
     checkpoint = train_with(command)
-    print_title(f"3. Ask again; these questions were not trained\n   $ swift infer {checkpoint} --dataset {asked}")
-    after = _share_named(str(checkpoint), asked)
+    print_title(f"3. Ask again; these questions were not trained\n   $ swift infer {checkpoint} --dataset {questions}")
+    after = _share_named(str(checkpoint), questions)
     print_line(f"\nResponses that name {NAME} or {MAKER}: {before:.0%} before, {after:.0%} after.")
     print_line(f"Total time: {time.monotonic() - started:.0f} s.")
     if after < GOAL:
@@ -90,12 +90,12 @@ def demo_identity(model: str, out: Path) -> int:
     return 0
 
 
-def _share_named(model: str, asked: Path) -> float:
+def _share_named(model: str, questions: Path) -> float:
     """Print the responses to the questions of a file; return the share that names the model or its maker."""
     from swift.contracts import Sampling
     from swift_infer import read_questions, response_strings
 
-    responses = response_strings(open_chat(model), read_questions([str(asked)], {}), Sampling(max_new_tokens=32))
+    responses = response_strings(open_chat(model), read_questions([str(questions)], {}), Sampling(max_new_tokens=32))
     for question, response in zip(HELD_OUT, responses, strict=True):
         print_line(f"  {question}  →  {' '.join(response.split())}")
     return named(responses)

@@ -91,10 +91,10 @@ def reason(best: Candidate, other: Candidate) -> str:
     if other is best:
         return ""
     if other.time.total < 1.02 * best.time.total:
-        return f"as fast, with {other.peak / _GIB - best.peak / _GIB:+.1f} GiB"
+        return f"is as fast, with {other.peak / _GIB - best.peak / _GIB:+.1f} GiB"
     if name == "arithmetic" and other.recompute and not best.recompute:
         name = "recomputing activations"
-    return f"{name}: {more[max(more, key=lambda each: more[each])]:+.3g} s"
+    return f"is slower: {name} {more[max(more, key=lambda each: more[each])]:+.3g} s"
 
 
 def summary(candidate: Candidate, workload: Workload, cluster: Cluster, price: float | None) -> str:
@@ -109,7 +109,7 @@ def summary(candidate: Candidate, workload: Workload, cluster: Cluster, price: f
     cost = f", {_COST} {figures[_COST]}" if price else ""
     recomputed = ", recomputing activations" if candidate.recompute else ""
     return (
-        f"{label(candidate)}, {candidate.micro_batch} rows per micro-batch{recomputed}: "
+        f"{label(candidate)}, micro-batch {candidate.micro_batch}{recomputed}: "
         f"{candidate.peak / _GIB:.1f} of {cluster.capacity / _GIB:.1f} GiB, {speed}{cost}"
     )
 
@@ -168,7 +168,7 @@ def next_best(found: FoundPlans) -> str | None:
     best = found.fitting[0]
     other = next((each for each in found.fitting[1:] if each.backend != best.backend), found.fitting[1])
     number = found.fitting.index(other) + 1
-    return f"Plan {number} ({label(other)}) is slower than plan 1: {reason(best, other)}"
+    return f"Plan {number} ({label(other)}) {reason(best, other)}"
 
 
 def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:

@@ -435,7 +435,8 @@ def _nothing_collected() -> Iterator[None]:
 def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less.
 
-    Layouts that differ only in the parts of a pipeline's stages are one; of nearly equal ones the fewest parts stay.
+    Layouts that differ only in the parts of a pipeline's stages are one; of nearly equal ones the fewest parts stay. So
+    are modes of a backend that need the same memory, as ZeRO 1 and 2 on one device.
     """
     best: dict[Any, Candidate] = {}
     seen: set[Any] = set()
@@ -443,7 +444,7 @@ def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
         layout = candidate.layout
         # How data parallel processes are grouped is nothing to tell apart where it changes no memory.
         alike = replace(layout, replicate=1, shard=layout.data)
-        same = (candidate.backend, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
+        same = (candidate.backend.name, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
         if same in seen:
             continue
         seen.add(same)
