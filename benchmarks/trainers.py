@@ -1,4 +1,4 @@
-"""Compare reward models, embeddings (of a decoder and of an encoder) and distillation with trainers of other libraries, step by step.
+"""Compare reward models, embeddings (decoders and encoders) and distillation with other trainers, step by step.
 
 Both sides have the same model, rows in the same order, fp32, and the same optimizer, in separate processes
 (sentence-transformers also in a separate environment, which `make setup` creates). The time of a step includes data,
