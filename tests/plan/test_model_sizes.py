@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from swift.errors import ModelError
 from swift.model_names import NEAREST, RELEASED
@@ -41,11 +42,10 @@ NEAR: list[tuple[str, dict[str, Any]]] = [
     ("starcoder2", {}),
 ]
 """Whose norms or gates are others."""
+ENCODERS = ["bert", "distilbert", "eurobert", "gte", "modernbert", "mpnet", "nomic_bert", "roberta", "xlm-roberta-xl"]
 
 
 def _built(kind: str, changes: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.for_model(kind, **{**_BASE, **changes})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -64,6 +64,23 @@ def test_every_value_is_counted(kind: str, changes: dict[str, Any]) -> None:
 def test_other_models_are_counted_to_a_third_of_a_percent(kind: str, changes: dict[str, Any]) -> None:
     built, config = _built(kind, changes)
     assert shape_of(config, kind).parameters == pytest.approx(built, rel=1 / 300)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoders_of_vectors_are_counted(kind: str) -> None:
+    """In the sizes that transformers has for each type, without pooler and head."""
+    config = AutoConfig.for_model(kind)
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    built = sum(each.numel() for name, each in model.named_parameters() if not name.startswith("pooler."))
+    assert shape_of(config.to_dict(), kind, "embedding").parameters == pytest.approx(built, rel=1 / 300)
+
+
+def test_encoders_without_a_count_are_named() -> None:
+    with pytest.raises(ModelError, match="Cannot plan mine: albert encoders") as refused:
+        shape_of({"model_type": "albert"}, "mine", "embedding")
+    assert "bert, camembert" in str(refused.value.hint)
 
 
 BILLIONS = {

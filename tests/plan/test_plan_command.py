@@ -63,6 +63,23 @@ def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
         assert f"  {backend} " in ended.output
 
 
+def test_encoders_have_plans_for_vectors_alone(tmp_path: Path) -> None:
+    """Megatron, which has no encoders, is named as refused; the task is kept in the command."""
+    sizes = {"hidden_size": 384, "num_attention_heads": 12, "num_hidden_layers": 6, "intermediate_size": 1536}
+    bert = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(bert))
+    words = ["plan", "config.json", "--gpus", "2xH100", "--train_type", "full", "--max_length", "512"]
+    ended = typed([*words, "--task_type", "embedding"], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "22.6 million parameters" in ended.output or "0.02 billion parameters" in ended.output
+    assert "--task_type embedding" in ended.output
+    assert "megatron does not support some layouts: Megatron does not train bert" in ended.output
+    assert "  fsdp " in ended.output
+    language_model = typed(words, tmp_path)
+    assert language_model.code == 2
+    assert "is an encoder (bert)" in language_model.output
+
+
 def test_many_devices_show_failure_advice(tmp_path: Path) -> None:
     words = ["plan", "llama-3.1-8b", "--backend", "fsdp", "--train_type", "full", "--global_batch_size", "16384"]
     many = typed([*words, "--gpus", "2048x8xH100", "--restart_seconds", "900"], tmp_path)

@@ -33,12 +33,13 @@ from swift.contracts import (
 )
 from swift.errors import ModelError, SwiftError, UnsupportedLayout
 from swift.hookspecs import BackendHooks
-from swift.models.classes import is_encoder_type
+from swift.models.classes import ENCODERS, check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
 from swift.parsing import parse
 from swift.parsing.aliases import MACHINES, training_flags
 from swift.parsing.capabilities import TP_OF_EXPERTS, TP_OF_VOCABULARY, check_capabilities
+from swift.parsing.tasks import CAUSAL_LM
 from swift.plugins.discover import plugin_names
 from swift.plugins.guard import hooks_of
 from swift.plugins.hooks import variants
@@ -301,8 +302,8 @@ def counted_processes(args: Sequence[str], environment: Mapping[str, str]) -> tu
     return wanted_group({**environment, **machines}, count)
 
 
-def model_config(name: str) -> dict[str, Any]:
-    """Return the config.json of a model: a folder, the file itself, or a name whose files are on this machine."""
+def model_config(name: str, task: str = CAUSAL_LM) -> dict[str, Any]:
+    """Return the config.json of a model for a task: a folder, the file itself, or a name with files on this machine."""
     path = Path(name)
     folder = path.parent if path.name == "config.json" and path.is_file() else folder_of(name)
     if folder is None:
@@ -311,11 +312,7 @@ def model_config(name: str) -> dict[str, Any]:
             hint="Pass a model folder or a config.json; weights are not needed.",
         )
     content = read_config(folder)
-    if is_encoder_type(content):
-        raise ModelError(
-            f"{name} is an encoder ({content['model_type']}), and swift plan counts only decoder-only models.",
-            hint="Train it without a plan: encoders are small.",
-        )
+    check_no_encoder(name, content, task)
     return content
 
 
@@ -330,6 +327,8 @@ def rows_at_once(device: float, row: float) -> int:
 
 
 __all__ = [
+    "CAUSAL_LM",
+    "ENCODERS",
     "EngineModel",
     "PlannedBackend",
     "RoundWork",

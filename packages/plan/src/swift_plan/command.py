@@ -99,11 +99,12 @@ class Planned:
     @classmethod
     def on(cls, where: Cluster, options: PlanOptions, args: Sequence[str], timing: Timing | None = None) -> Planned:
         """Search through the layouts of all backends that take the run; times are what is known, or of `timing`."""
-        config = config_of(options.model)
-        shape = shape_of(config, resolve_name(options.model)[0])
         backends, refused = planned_backends(["--model", options.model, *args], options.kind)
         if not backends:
             raise next(iter(refused.values()))
+        task = backends[0].config.model.task
+        config = config_of(options.model, task)
+        shape = shape_of(config, resolve_name(options.model)[0], task)
         work = Workload.of(backends[0], processes=where.devices, on_cpu=where.device.name == CPU)
         if work.fp8 and not where.device.fp8 and not getattr(backends[0].backend_options, "fp8_emulated", False):
             able = ", ".join(device.name for device in DEVICES if device.fp8)

@@ -361,8 +361,8 @@ def counted_run(
 
     Its largest step has so many `tokens`, or else samples as long as it allows.
     """
-    path = run.config.model.path or ""
-    model = config_of(path)
+    path, task = run.config.model.path or "", run.config.model.task
+    model = config_of(path, task)
     machines = run.world.machines
     where = this_machine(max(1, run.world.size // machines), machines)
     backend = PlannedBackend.of_run(run)
@@ -377,7 +377,7 @@ def counted_run(
 
         length = max(1, tokens // rows // work.segments)
         trace = Trace.begun(backend, model, length=length, compute_bytes=size, on_cpu=work.on_cpu)
-    shape, timing = shape_of(model, path), known_timing(where)
+    shape, timing = shape_of(model, path, task), known_timing(where)
     return where, counted(backend, shape, model, where, timing, tokens=tokens, compute_bytes=size, trace=trace)
 
 
