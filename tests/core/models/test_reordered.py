@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_types import write_tiny
 
-from swift.config.sections import ExportSection
-from swift.contracts import ExportRequest
-from swift.errors import ModelError
-from swift.export.job import installed_exporter
+from swift.config.sections import ExportOptions, ModelSection
+from swift.contracts import ExportRequest, WeightStream
+from swift.errors import ExportError, ModelError
+from swift.export.plugins import HuggingFaceExporter
+from swift.export.run import export_checkpoint
+from swift.hookspecs import ExporterHooks
 from swift.models.reordered import as_stored, find_reordered
-from swift.models.source import HfSource, open_source
+from swift.models.source import open_source
 
 SHAPES = {"q": (4, 3), "k": (2, 3), "gate_up": (2, 6, 5), "bias": (6,), "other_bias": (2,)}
 VALUES = {
@@ -65,26 +67,41 @@ def test_what_is_more_than_an_order_of_rows_is_refused() -> None:
             find_reordered({"q": (4, 3)}, {"a": shape}, save)
 
 
-def opened(folder: Path) -> HfSource:
-    from swift.config.sections import ModelSection
-
-    return open_source(ModelSection(path=str(folder)), say=lambda _: None)
-
-
 def test_fused_matrices_are_read_and_exported_as_stored(tmp_path: Path) -> None:
     """hrm_text has gate, query, key and value in one matrix on disk, and four in memory."""
-    source = opened(write_tiny("hrm_text", tmp_path / "model"))
-    on_disk = load_file(tmp_path / "model" / "model.safetensors")
+    model = write_tiny("hrm_text", tmp_path / "model")
+    source = open_source(ModelSection(path=str(model)), say=lambda _: None)
+    on_disk = load_file(model / "model.safetensors")
     in_memory = source.build(dtype=torch.float32).state_dict()
     assert any("gqkv_proj" in name for name in on_disk)
     assert not source.unused_names
     for name in source.names():
         assert torch.equal(source.read(name), in_memory[name]), name
-    out = tmp_path / "out"
-    out.mkdir()
-    weights = ((name, source.read(name)) for name in source.names())
-    installed_exporter("hf").swift_export(None, weights, ExportRequest(out, source, None, ExportSection()))
-    with safe_open(out / "model.safetensors", "pt") as exported:
-        assert {*exported.keys()} == {*on_disk}
-        for name, tensor in on_disk.items():
-            assert torch.equal(exported.get_tensor(name), tensor), name
+    exported = load_file(export(model, tmp_path / "out") / "model.safetensors")
+    assert exported.keys() == on_disk.keys()
+    for name, tensor in on_disk.items():
+        assert torch.equal(exported[name], tensor), name
+
+
+def test_damaged_fused_matrix_is_found(tmp_path: Path) -> None:
+    """The comparison of an export with the training state includes what is stored in another order."""
+    model = write_tiny("hrm_text", tmp_path / "model")
+    with pytest.raises(ExportError, match=r"v_proj\.weight has other values"):
+        export(model, tmp_path / "out", Damaging())
+
+
+class Damaging(ExporterHooks):
+    """Exports, and changes the last row of a matrix that holds several."""
+
+    def swift_export(self, _: object, weights: WeightStream, request: ExportRequest) -> Path:
+        folder = HuggingFaceExporter().swift_export(weights, request)
+        tensors = load_file(folder / "model.safetensors")
+        name = next(name for name in tensors if "gqkv_proj" in name)
+        tensors[name][-1] += 1
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+
+def export(model: Path, out: Path, exporter: Any = None) -> Path:
+    options = ExportOptions(verify="transformers", out=out)
+    return export_checkpoint(model, to="hf", options=options, say=lambda _: None, exporter=exporter)
