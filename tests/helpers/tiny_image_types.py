@@ -54,6 +54,7 @@ IMAGE_SIZES: dict[str, Any] = {
     "depth": 4,
     "resampler_depth": 2,
     "deepstack_visual_indexes": [0, 2],
+    "insert_layer_id": 1,
     "fullatt_block_indexes": [1, 3],
     "global_attn_indexes": [1, 3],
     **dict.fromkeys(("image_seq_length", "num_image_tokens", "num_patches"), (SIDE // PATCH) ** 2),
