@@ -399,7 +399,8 @@ def _types_with_images(results: dict[str, Any], served: dict[str, list[str]]) ->
         "The samples of plain transformers are made by the model's own processor, called as its documentation shows. "
         "All weights are trained, the vision encoder included, but with LoRA the language model alone. swift has no "
         "list of types: the processor turns images into tokens, and before training swift checks that samples with "
-        "images in one batch do not affect each other. An empty cell was not measured.",
+        "images in one batch do not affect each other. Batch normalization uses its stored statistics. The logits of "
+        "each tiny model depend on the images. An empty cell was not measured.",
         f"Command: `{facts['command']}`, which uses torchvision for these. Versions: {versions}. Without torchvision, "
         "swift uses the processors that transformers has for Pillow, and leaves out the part for videos.",
         _types(types, served),
@@ -413,8 +414,8 @@ def _types_with_images(results: dict[str, Any], served: dict[str, list[str]]) ->
 def _types(types: dict[str, Any], served: dict[str, list[str]]) -> str:
     """Return the table of types, what came of each, and which engines serve it."""
     columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
-    results = [[cells[each]["result"] if each in cells else "" for each in columns] for cells in types.values()]
-    trained = [sum(result == "equal" for result in column) for column in zip(*results, strict=True)]
+    results = [[_result(cells.get(each)) for each in columns] for cells in types.values()]
+    trained = [sum(result.startswith("equal") for result in column) for column in zip(*results, strict=True)]
     rows = [
         f"| type | {' | '.join(columns)} | served by |",
         f"|---|{'---|' * (len(columns) + 1)}",
@@ -424,6 +425,13 @@ def _types(types: dict[str, Any], served: dict[str, list[str]]) -> str:
         engines = ", ".join(served.get(name.partition(",")[0], ()))
         rows.append(f"| `{name}` | {' | '.join(cells)} | {engines} |")
     return "\n".join(rows)
+
+
+def _result(verdict: dict[str, str] | None) -> str:
+    """Return what came of a type in a column, and with which flag where one was needed."""
+    if verdict is None:
+        return ""
+    return f"equal with `{verdict['note']}`" if verdict["result"] == "equal" and verdict["note"] else verdict["result"]
 
 
 def _not_made(facts: dict[str, Any]) -> str:

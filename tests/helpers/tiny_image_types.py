@@ -54,6 +54,7 @@ IMAGE_SIZES: dict[str, Any] = {
     "depth": 4,
     "resampler_depth": 2,
     "deepstack_visual_indexes": [0, 2],
+    "insert_layer_id": 1,
     "fullatt_block_indexes": [1, 3],
     "global_attn_indexes": [1, 3],
     **dict.fromkeys(("image_seq_length", "num_image_tokens", "num_patches"), (SIDE // PATCH) ** 2),
@@ -115,7 +116,10 @@ CHANGES: dict[str, Change] = {
         processor={"size_conversion": {980: 4}},
     ),
     "aya_vision": Change(processor={"img_size": SIDE}),
-    "chameleon": Change(codes=lambda code: f"IMGIMG{''.join(chr(ord('A') + int(each)) for each in str(code))}Z", ends=True, processor={"image_seq_length": 16}),
+    "chameleon": Change(
+        codes=lambda code: f"IMGIMG{''.join(chr(ord('A') + int(each)) for each in str(code))}Z",
+        ends=True, processor={"image_seq_length": 16},
+    ),
     "cohere2_vision": Change(
         # Its processor writes as many tokens as a patch has pixels.
         config={"vision_config": {"patch_size": 4, "image_size": 32}},
@@ -144,7 +148,8 @@ CHANGES: dict[str, Change] = {
     "deepseek_vl": Change(processor={"num_image_tokens": 16}),
     "deepseek_vl_hybrid": Change(processor={"num_image_tokens": 16}),
     "emu3": Change(
-        config={"vq_config": {"codebook_size": CODES, "hidden_size": 2 * HIDDEN}}, images={"min_pixels": SIDE * SIDE, "max_pixels": LARGEST * SIDE},
+        config={"vq_config": {"codebook_size": CODES, "hidden_size": 2 * HIDDEN}},
+        images={"min_pixels": SIDE * SIDE, "max_pixels": LARGEST * SIDE},
         codes=lambda code: f"<|visual token {code:06d}|>",
     ),
     "ernie4_5_vl_moe": Change(
@@ -191,7 +196,9 @@ CHANGES: dict[str, Change] = {
     "hunyuan_vl": Change(config={"text_config": {"head_dim": _HEAD}}),
     "idefics2": Change(processor={"image_seq_len": 4}),
     "idefics3": Change(processor={"image_seq_len": 4}),
-    "inkling_mm_model": Change(config={"vision_config": {"patch_size": 40}}, images={"size": {"height": 40, "width": 40}}),
+    "inkling_mm_model": Change(
+        config={"vision_config": {"patch_size": 40}}, images={"size": {"height": 40, "width": 40}}
+    ),
     "internvl": Change(config=_FOUR),
     "llama4": Change(
         config={
@@ -295,7 +302,8 @@ def _token_settings(config: Any) -> Iterator[tuple[str, str]]:
     """Yield the names of special tokens of media, each with the setting that holds its id."""
     for setting, value in config.to_dict().items():
         found = re.fullmatch(r"(\w+_token)_(?:id|index)", setting)
-        if found and isinstance(value, int) and found[1] not in ("bos_token", "eos_token", "pad_token"):
+        is_id = isinstance(value, int) or (value is None and found and found[1] in ("image_token", "video_token"))
+        if found and is_id and found[1] not in ("bos_token", "eos_token", "pad_token"):
             yield found[1], setting
 
 
@@ -441,7 +449,12 @@ def _size(size: Mapping[str, int]) -> Mapping[str, int]:
 def tiny_image_model(config: Any, seed: int = 0) -> Any:
     """Return a tiny model whose weights all matter."""
     torch.manual_seed(seed)
-    return with_weights_that_matter(AutoModelForImageTextToText.from_config(config, dtype=torch.float32))
+    model = with_weights_that_matter(AutoModelForImageTextToText.from_config(config, dtype=torch.float32))
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):  # so that deep encoders pass images on
+                module.weight.normal_(std=(2 / module.weight[0].numel()) ** 0.5)
+    return model
 
 
 def write_tiny_image(name: str, folder: Path) -> Any:

@@ -33,8 +33,7 @@ class HuggingFaceExporter:
         dtypes = export_dtypes(source, request.options.dtype)
         specs = {name: TensorSpec(dtypes[name], source.shape(name)) for name in source.names()}
         for group in reordered:
-            dtype = next(dtypes[name] for name in group.parameters)
-            specs = {name: spec for name, spec in specs.items() if name not in group.parameters}
+            dtype = {specs.pop(name).dtype for name in group.parameters}.pop()
             specs |= {name: TensorSpec(dtype, shape) for name, shape in group.tensors.items()}
         extra = {name: source.read(name) for name in source.extra_names()}  # mapped from the file
         specs |= {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in extra.items()}

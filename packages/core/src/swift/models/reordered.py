@@ -64,7 +64,7 @@ def find_reordered(
         saved = save(dict(numbered))
     except Exception as error:  # whatever transformers' code does to what it cannot divide
         raise _not_rows(next(iter(tensors))) from error
-    rows = {name: saved[name].flatten() for name in tensors if name in saved}
+    rows = {name: saved[name].flatten().contiguous() for name in tensors if name in saved}
     for name, shape in tensors.items():
         if name not in rows or saved[name].shape != _narrow(shape):
             raise _not_rows(name)
