@@ -95,6 +95,10 @@ class ViewModule(nn.Module):
         """True when the model is given a mask for padding; causal models need none, padding being on the right."""
         self.pooling = "last"
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
+        self.rows_together = True
+        """False where no micro-batch of the run has more than one sample."""
+        self._mixes_rows = False
+        """Whether images of one row change what is computed of another."""
         self.reader: ProcessorReader | None = None
         """Reads the images of the run, where it has any: then the check looks at samples with images too."""
         self.routers: Routers | None = None
@@ -252,6 +256,8 @@ class ViewModule(nn.Module):
         """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""
         if batch.media is None:
             return {}
+        if self._mixes_rows and len(batch.input_ids) > 1:  # the two sequences of a pair, say
+            raise self._mixing(flat=False)
         requested = inspect.signature(self.causal_lm.base_model.forward).parameters
         kinds = {
             name: batch.media.kinds.long() for name in ("mm_token_type_ids", "token_type_ids") if name in requested
@@ -385,11 +391,19 @@ class ViewModule(nn.Module):
                 self.masks_padding = True
                 if self._layout_agrees(batch, expected):
                     return
-            raise ModelError(
-                f"{type(self.causal_lm).__name__} computes different results when samples with images are "
-                f"{'packed' if flat else 'padded'}.",
-                hint=_NOT_FLAT if flat else _ONE_ROW,
-            )
+            if not flat and not self.rows_together:
+                rows = [reader.collated([sample], flat=False).to(self._device()) for sample in samples]
+                if all(self._layout_agrees(row, [own]) for row, own in zip(rows, expected, strict=True)):
+                    self._mixes_rows = True
+                    return
+            raise self._mixing(flat)
+
+    def _mixing(self, flat: bool) -> ModelError:
+        return ModelError(
+            f"{type(self.causal_lm).__name__} computes different results when samples with images are "
+            f"{'packed' if flat else 'padded'}.",
+            hint=_NOT_FLAT if flat else _ONE_ROW,
+        )
 
     def _check_causal(self, batch: MicroBatch, expected: torch.Tensor) -> None:
         """Refuse a model whose tokens see those after them where there is an image, by its own computation."""
