@@ -468,13 +468,7 @@ class ViewModule(nn.Module):
                 f"The probability of a token in {name} depends on the tokens after it. "
                 "swift trains only causal language models."
             )
-        try:
-            agrees = self._layout_agrees(batch, expected)
-        except RuntimeError:
-            if not (self.attention.flat and self._has_rows_of_positions):
-                raise
-            agrees = False  # code that takes three rows of positions, and not the one by which samples are told apart
-        if agrees:
+        if self._layout_agrees(batch, expected):
             return
         if self.attention.flat:
             raise ModelError(f"{name} mixes samples that are packed into one row.", hint=_NOT_FLAT)
@@ -580,7 +574,13 @@ class ViewModule(nn.Module):
         return found
 
     def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
-        agree = self._agree(self._numbers(batch), torch.cat(expected))
+        try:
+            numbers = self._numbers(batch)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not self.attention.flat or isinstance(error, torch.OutOfMemoryError | torch.distributed.DistError):
+                raise
+            return False  # code that takes three rows of positions, say, and not that by which samples are told apart
+        agree = self._agree(numbers, torch.cat(expected))
         return agree and (self._encoder is None or not self._encoder.has_head or self._scores_agree(batch))
 
     def _numbers(self, batch: MicroBatch) -> torch.Tensor:
