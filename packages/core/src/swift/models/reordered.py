@@ -71,7 +71,7 @@ def find_reordered(
     for name, shape in tensors.items():
         if name not in rows or saved[name].shape != _narrow(shape):
             raise _not_rows(kind, name)
-    every = torch.cat([*rows.values()])
+    every = torch.cat([torch.arange(0), *rows.values()])
     if len(every) != first or not every.sort().values.equal(torch.arange(first)):
         raise _not_rows(kind, next(iter({**tensors, **parameters})))
     return [_group(parameters, tensors, rows, names) for names in _linked(parameters, rows)]
