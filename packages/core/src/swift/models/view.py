@@ -130,8 +130,8 @@ class ViewModule(UncheckedView):
         )
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """Refuse rows that would change each other, such as the two sequences of a pair."""
-        if self._mixes_rows and batch.media is not None and len(batch.input_ids) > 1:
+        """Refuse rows whose images would change each other, such as the two sequences of a pair."""
+        if self._mixes_rows and batch.media is not None and int((batch.media.kinds > 0).any(1).sum()) > 1:
             raise self._mixing(flat=False)
         return super()._of_media(batch)
 
