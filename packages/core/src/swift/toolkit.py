@@ -71,7 +71,8 @@ from swift.models.tuners import (
     apply_tuner,
     weight_counts,
 )
-from swift.models.view import ViewModule, transform_of
+from swift.models.unchecked_view import transform_of
+from swift.models.view import ViewModule
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of

@@ -133,7 +133,7 @@ def _compare_weights(folder: Path, expected: Mapping[str, str], source: ModelSou
                 raise _other_values(folder, name)
     for path in _weight_files(folder):
         with safe_open(path, framework="pt") as file:
-            for name in sorted(file.keys() - reordered):
+            for name in sorted({*file.keys()} - reordered):
                 original = _digest(source.read(name)) if name in extra else left.pop(name, None)
                 if original is None:
                     raise ExportError(f"The export in {folder} has a weight that was not trained: {name}.")
