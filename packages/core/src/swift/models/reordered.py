@@ -98,7 +98,7 @@ def _linked(parameters: Shapes, rows: Mapping[str, torch.Tensor]) -> list[list[s
     edges = torch.tensor([_count(shape) for shape in parameters.values()]).cumsum(0)
     groups: list[set[int]] = []
     for numbers in rows.values():
-        found = set(torch.searchsorted(edges, numbers, right=True).unique().tolist())
+        found = set(torch.searchsorted(edges, numbers, right=True).tolist())
         apart = [group for group in groups if not group & found]
         groups = [*apart, found.union(*(group for group in groups if group & found))]
     return [[names[index] for index in sorted(group)] for group in groups]
