@@ -37,6 +37,8 @@ class ImageSubject(Subject):
     """A tiny model that reads images in a folder, and the numbers that it should train with."""
 
     cells = CELLS
+    one_row = False
+    """Whether it is trained with one row in a micro-batch."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -60,11 +62,13 @@ class ImageSubject(Subject):
 
     def run(self, cell: Cell) -> Verdict:
         """Train and compare, with one row in a micro-batch where more are refused for what they would change."""
-        found = super().run(cell)
-        if found.result != "refused" or not found.note.endswith(ONE_ROW):
-            return found
+        if not self.one_row:
+            found = super().run(cell)
+            self.one_row = cell.processes == 1 and found.result == "refused" and found.note.endswith(ONE_ROW)
+            if not self.one_row:
+                return found
         alone = super().run(replace(cell, settings={**cell.settings, "train.micro_batch": 1}))
-        return replace(alone, note=f"{alone.note} {ONE_ROW}".strip())
+        return replace(alone, note=ONE_ROW) if alone.result == "equal" else alone
 
     def load(self, folder: Path) -> Any:
         return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)

@@ -56,6 +56,15 @@ def test_vision_model_folder_uses_writing_class(folders: dict[str, Path], kind: 
     assert type(source.build(dtype=torch.float32)).__name__ == architecture_of(source)
 
 
+def test_freezing_a_weight_of_a_model_leaves_what_is_inside(folders: dict[str, Path]) -> None:
+    """LLaVA-NeXT's body has a weight of its own, which belongs to the aligner, around encoder and language model."""
+    model = source_of(folders["llava"]).build(dtype=torch.float32)
+    model.model.image_newline = torch.nn.Parameter(torch.zeros(4))
+    apply_tuner(model, TunerSection(), seed=1, say=print)
+    assert trained_parts(model) == {"llm"}
+    assert not model.model.image_newline.requires_grad
+
+
 def test_config_with_two_classes_uses_named_one(folders: dict[str, Path]) -> None:
     """A configuration with two classes takes the one that its file names."""
     config = transformers.AutoConfig.from_pretrained(folders["qwen3_5"])

@@ -42,7 +42,7 @@ DISK = {name: tuple(value.shape) for name, value in saved(dict(VALUES)).items()}
 
 
 def test_rows_are_written_and_read_in_the_order_of_files() -> None:
-    groups = find_reordered(SHAPES, DISK, saved)
+    groups = find_reordered("Model", SHAPES, DISK, saved)
     assert sorted(sorted(group.parameters) for group in groups) == [["bias", "other_bias"], ["gate_up"], ["k", "q"]]
     on_disk = saved(dict(VALUES))
     stream = iter([*list(VALUES.items())[::-1], ("plain", torch.ones(1))])
@@ -64,8 +64,8 @@ def test_what_is_more_than_an_order_of_rows_is_refused() -> None:
         lambda state: {"a": state["q"].view(3, 4)},
     ):
         shape = tuple(save({"q": VALUES["q"]})["a"].shape)
-        with pytest.raises(ModelError, match="more than another order of its rows"):
-            find_reordered({"q": (4, 3)}, {"a": shape}, save)
+        with pytest.raises(ModelError, match="more than another order of rows"):
+            find_reordered("Model", {"q": (4, 3)}, {"a": shape}, save)
 
 
 def test_fused_matrices_are_read_and_exported_as_stored(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def build_view(
     if config.train.neftune_alpha:
         view.add_neftune(config.train.neftune_alpha)
     view.routers = routers_of(run, view.causal_lm)
+    view.rows_together = max(config.train.micro_batch, config.train.eval_batch or 1) > 1
     _look_at_images(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view, one_width=config.data.packing)

@@ -182,21 +182,32 @@ class ProcessorReader:
         if self._rope_index is None:
             return None
         positions = batch.position_ids.expand(3, *batch.position_ids.shape).clone()
-        spans = [
-            (row, slice(start, start + length)) for row, start, length, held in _segments(batch, references) if held
-        ]
-        rows = {
-            "input_ids": [batch.input_ids[span] for span in spans],
-            "mm_token_type_ids": [kinds[span].int() for span in spans],
-            "attention_mask": [torch.ones_like(batch.input_ids[span]) for span in spans],
-        }
-        given = {name: pad_sequence(each, batch_first=True) for name, each in rows.items()} | inputs
-        if (heard := inputs.get("feature_attention_mask")) is not None:
-            given["audio_seqlens"] = heard.sum(-1)
+        held = [each for each in _segments(batch, references) if each[3]]
         named = inspect.signature(self._rope_index).parameters
-        own, _ = self._rope_index(**{name: each for name, each in given.items() if name in named})
-        for number, (row, where) in enumerate(spans):
-            positions[:, row, where] = own[:, number, : where.stop - where.start]
+        heard = inputs.get("feature_attention_mask")
+        facts = {**inputs, **({} if heard is None else {"audio_seqlens": heard.sum(-1)})}
+        facts = {name: fact for name, fact in facts.items() if name in named}
+        count = Counter(each.kind for *_, media in held for each in media)
+        # Together only where a medium has several rows, one for each of its tiles: some number images across a batch.
+        alone = all(len(fact) == count[_kind_of(name)] for name, fact in facts.items())
+        taken: Counter[str] = Counter()
+        for group in [[each] for each in held] if alone else [held]:
+            spans = [(row, slice(start, start + length)) for row, start, length, _ in group]
+            rows = {
+                "input_ids": [batch.input_ids[span] for span in spans],
+                "mm_token_type_ids": [kinds[span].int() for span in spans],
+                "attention_mask": [torch.ones_like(batch.input_ids[span]) for span in spans],
+            }
+            given = {name: pad_sequence(each, batch_first=True) for name, each in rows.items() if name in named}
+            count = Counter(each.kind for *_, media in group for each in media)
+            for name, fact in facts.items():
+                kind = _kind_of(name)
+                if not alone or count[kind]:
+                    given[name] = fact[taken[kind] : taken[kind] + count[kind]] if alone else fact
+            taken += count
+            own, _ = self._rope_index(**given)
+            for number, (row, where) in enumerate(spans):
+                positions[:, row, where] = own[:, number, : where.stop - where.start]
         return positions
 
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Any:
@@ -210,6 +221,10 @@ class ProcessorReader:
                 f"{self._label(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
                 hint="Fix the file and resume. To find broken files before training, use --data.media_check decode.",
             ) from None
+
+
+def _kind_of(fact: str) -> str:
+    return "audio" if fact == "audio_seqlens" else "image"
 
 
 def _segments(

@@ -269,7 +269,9 @@ def _map_of_copy(skeleton: PreTrainedModel) -> NameMap:
     }
     reordered = []
     if unplaced or incomplete:
-        reordered = find_reordered(incomplete, unplaced, partial(revert_weight_conversion, skeleton))
+        reordered = find_reordered(
+            type(skeleton).__name__, incomplete, unplaced, partial(revert_weight_conversion, skeleton)
+        )
         pieces |= {name: [Piece(name, 0, shape)] for name, shape in incomplete.items()}
     parts = {name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()}
     return NameMap(parts, reordered)

@@ -81,7 +81,8 @@ def freeze_parts(model: torch.nn.Module, section: TunerSection, options: Any) ->
         _check_text_model(section)
         return
     for name in modules_of(model, frozen):
-        base_model(model).get_submodule(name).requires_grad_(False)
+        for parameter in base_model(model).get_submodule(name).parameters(recurse=False):
+            parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"Nothing is left to train: all parts of this model are frozen ({', '.join(sorted(frozen))}).",
@@ -103,9 +104,8 @@ def trained_parts(model: torch.nn.Module) -> frozenset[str]:
     """Return the parts of which any weight or adapter is trained; none for a model that reads text alone."""
     parts = part_of_modules(model)
     inner = dict(base_model(model).named_modules())
-    return frozenset(
-        part for name, part in parts.items() if any(each.requires_grad for each in inner[name].parameters())
-    )
+    own = {name: inner[name].parameters(recurse=False) for name in parts}
+    return frozenset(part for name, part in parts.items() if any(each.requires_grad for each in own[name]))
 
 
 def rates_of_parts(config: Config, model: torch.nn.Module) -> dict[int, float]:
@@ -116,7 +116,7 @@ def rates_of_parts(config: Config, model: torch.nn.Module) -> dict[int, float]:
         id(parameter): rate / config.learning_rate
         for name, part in part_of_modules(model).items()
         if (rate := rates.get(part)) is not None
-        for parameter in inner[name].parameters()
+        for parameter in inner[name].parameters(recurse=False)
     }
 
 

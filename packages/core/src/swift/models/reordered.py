@@ -50,11 +50,14 @@ class Reordered:
 
 
 def find_reordered(
-    parameters: Shapes, tensors: Shapes, save: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+    kind: str,
+    parameters: Shapes,
+    tensors: Shapes,
+    save: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> list[Reordered]:
     """Return which rows of the parameters each of these tensors on disk holds, as the function that saves them tells.
 
-    Raise `ModelError` if it does more than to change the order of rows.
+    Raise `ModelError`, which names the class `kind`, if it does more than to change the order of rows.
     """
     numbered, first = {}, 0
     for name, shape in parameters.items():
@@ -63,14 +66,14 @@ def find_reordered(
     try:
         saved = save(dict(numbered))
     except Exception as error:  # whatever transformers' code does to what it cannot divide
-        raise _not_rows(next(iter(tensors))) from error
+        raise _not_rows(kind, next(iter({**tensors, **parameters}))) from error
     rows = {name: saved[name].flatten().contiguous() for name in tensors if name in saved}
     for name, shape in tensors.items():
         if name not in rows or saved[name].shape != _narrow(shape):
-            raise _not_rows(name)
-    every = torch.cat([*rows.values()])
+            raise _not_rows(kind, name)
+    every = torch.cat([torch.arange(0), *rows.values()])
     if len(every) != first or not every.sort().values.equal(torch.arange(first)):
-        raise _not_rows(next(iter(tensors)))
+        raise _not_rows(kind, next(iter({**tensors, **parameters})))
     return [_group(parameters, tensors, rows, names) for names in _linked(parameters, rows)]
 
 
@@ -126,8 +129,8 @@ def _count(shape: Sequence[int]) -> int:
     return math.prod(_narrow(shape))
 
 
-def _not_rows(name: str) -> ModelError:
+def _not_rows(kind: str, name: str) -> ModelError:
     return ModelError(
-        f"transformers stores {name} in another form than in memory, which is more than another order of its rows.",
+        f"{kind} stores {name} in another form than in memory, which is more than another order of rows.",
         hint="swift does not support this architecture yet.",
     )

@@ -57,20 +57,16 @@ class ViewModule(UncheckedView):
     def __init__(self, model: nn.Module, *, attention: AttentionChoice, say: Callable[[str], None] = print) -> None:
         super().__init__(model, attention=attention)
         self._say = say
+        self.rows_together = True
+        """False where no micro-batch of the run has more than one sample."""
+        self._mixes_rows = False
+        """Whether images of one row change what is computed of another."""
         self._small_agrees: bool | None = None
         """Whether a small copy computes packed samples as each of them alone; None where there is no copy."""
         if attention.flat and self.separates:
             self._separate_samples()
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
-
-    def train(self, mode: bool = True) -> ViewModule:
-        """Set the mode of all modules but batch normalization: its stored statistics do not mix samples."""
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.training = False
-        return self
 
     def small_copy(self, *, ways: int = 1) -> Any:
         """Return a small model of the same architecture, whose heads can be divided; None where none can be built."""
@@ -119,11 +115,25 @@ class ViewModule(UncheckedView):
                 self.masks_padding = True
                 if self._layout_agrees(batch, expected):
                     return
-            raise ModelError(
-                f"{type(self.causal_lm).__name__} computes different results when samples with images are "
-                f"{'packed' if flat else 'padded'}.",
-                hint=_NOT_FLAT if flat else _ONE_ROW,
-            )
+            if not flat and not self.rows_together:
+                rows = [reader.collated([sample], flat=False).to(self._device()) for sample in samples]
+                if all(self._layout_agrees(row, [own]) for row, own in zip(rows, expected, strict=True)):
+                    self._mixes_rows = True
+                    return
+            raise self._mixing(flat)
+
+    def _mixing(self, flat: bool) -> ModelError:
+        return ModelError(
+            f"{type(self.causal_lm).__name__} computes different results when samples with images are "
+            f"{'packed' if flat else 'padded'}.",
+            hint=_NOT_FLAT if flat else _ONE_ROW,
+        )
+
+    def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """Refuse rows whose images would change each other, such as the two sequences of a pair."""
+        if self._mixes_rows and batch.media is not None and int((batch.media.kinds > 0).any(1).sum()) > 1:
+            raise self._mixing(flat=False)
+        return super()._of_media(batch)
 
     def _check_causal(self, batch: MicroBatch, expected: torch.Tensor) -> None:
         """Refuse a model whose tokens see those after them where there is an image, by its own computation."""
@@ -175,13 +185,7 @@ class ViewModule(UncheckedView):
                 f"The probability of a token in {name} depends on the tokens after it. "
                 "swift trains only causal language models."
             )
-        try:
-            agrees = self._layout_agrees(batch, expected)
-        except RuntimeError:
-            if not (self.attention.flat and self._has_rows_of_positions):
-                raise
-            agrees = False  # code that takes three rows of positions, and not the one by which samples are told apart
-        if agrees:
+        if self._layout_agrees(batch, expected):
             return
         if self.attention.flat:
             raise ModelError(f"{name} mixes samples that are packed into one row.", hint=_NOT_FLAT)
