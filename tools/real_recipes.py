@@ -149,7 +149,8 @@ RECIPES = {
             f"swift infer {LANGUAGE_MODEL} --dataset questions.jsonl --max_new_tokens 32 --result_path before.jsonl",
             f"swift sft --model {LANGUAGE_MODEL} --dataset identity.jsonl --learning_rate 1e-3 --max_length 128 "
             "--per_device_train_batch_size 4 --max_steps 24 --logging_steps 4 --output_dir runs --run_name run",
-            f"swift infer {RUN.format('SmolLM2-135M-Instruct')} --dataset questions.jsonl --max_new_tokens 32 --result_path after.jsonl",
+            f"swift infer {RUN.format('SmolLM2-135M-Instruct')} --dataset questions.jsonl --max_new_tokens 32 "
+            "--result_path after.jsonl",
         ),
         "share of responses to 8 other questions that name the model or its maker",
         answered,
