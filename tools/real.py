@@ -48,13 +48,13 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run a recipe in a new folder; return what it measured."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "model").symlink_to(model_folder(recipe.model))
+    (folder / local_name(recipe.model)).symlink_to(model_folder(recipe.model))
     files = recipe.rows()
     for name, rows in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     steps = [run(command, folder) for command in recipe.commands]
     before, after = recipe.score(folder)
-    log = folder / RUN / "logging.jsonl"
+    log = folder / RUN.format(local_name(recipe.model)) / "logging.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     versions = {name: version(name) for name in ("swift-core", "torch", "transformers")}
     return {
@@ -70,7 +70,9 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 def run(command: str, folder: Path) -> dict[str, Any]:
     """Run a command as printed, with the local copy of its model; return its time and peak memory."""
-    local = command.replace(LANGUAGE_MODEL, "model").replace(ENCODER, "model")
+    local = command
+    for model in (LANGUAGE_MODEL, ENCODER):
+        local = local.replace(model, local_name(model))
     print(f"$ {local}", flush=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     started = time.monotonic()
@@ -85,6 +87,11 @@ def run(command: str, folder: Path) -> dict[str, Any]:
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime),
         "peak_gib": round(usage.ru_maxrss / 2**20, 2),
     }
+
+
+def local_name(model: str) -> str:
+    """Return the name of a model's folder, after which a run of the hub id names its own."""
+    return model.rpartition("/")[2]
 
 
 def model_folder(model: str) -> Path:
@@ -116,7 +123,7 @@ def recipe_pages() -> dict[str, str]:
             raise ChangedRecipe(f"the recipe {name} has changed since its results. Run: python tools/real.py {name}")
         seconds, peak = sum(step["cpu_seconds"] for step in steps), max(step["peak_gib"] for step in steps)
         rows.append(
-            f"| [{recipe.title}]({name}.md) | {recipe.model.partition('/')[2]} | {recipe.measure} | "
+            f"| [{recipe.title}]({name}.md) | {local_name(recipe.model)} | {recipe.measure} | "
             f"{result['before']:.3g} | {result['after']:.3g} | {seconds} s | {peak:.1f} GiB |"
         )
     text = [

@@ -19,8 +19,8 @@ from typing import Any
 from swift_demo.identity import HELD_OUT, identity_rows, named
 
 LANGUAGE_MODEL, ENCODER = "HuggingFaceTB/SmolLM2-135M-Instruct", "sentence-transformers/all-MiniLM-L6-v2"
-RUN = "runs/model/run"
-"""The folder of a recipe's run: `runs/MODEL/NAME`."""
+RUN = "runs/{}/run"
+"""The folder of a recipe's run, with the last part of the model's name."""
 Rows = list[dict[str, Any]]
 Score = Callable[[Path], tuple[float, float]]
 
@@ -47,7 +47,8 @@ def logged(metric: str) -> Score:
     """Return a score that the run itself evaluates, before its first step and after its last."""
 
     def read(folder: Path) -> tuple[float, float]:
-        lines = [json.loads(line) for line in (folder / RUN / "logging.jsonl").read_text().splitlines()]
+        (log,) = folder.glob(f"{RUN.format('*')}/logging.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
         found = [line[f"eval_{metric}"] for line in lines if f"eval_{metric}" in line]
         return found[0], found[-1]
 
@@ -148,7 +149,8 @@ RECIPES = {
             f"swift infer {LANGUAGE_MODEL} --dataset questions.jsonl --max_new_tokens 32 --result_path before.jsonl",
             f"swift sft --model {LANGUAGE_MODEL} --dataset identity.jsonl --learning_rate 1e-3 --max_length 128 "
             "--per_device_train_batch_size 4 --max_steps 24 --logging_steps 4 --output_dir runs --run_name run",
-            "swift infer runs/model/run --dataset questions.jsonl --max_new_tokens 32 --result_path after.jsonl",
+            f"swift infer {RUN.format('SmolLM2-135M-Instruct')} --dataset questions.jsonl --max_new_tokens 32 "
+            "--result_path after.jsonl",
         ),
         "share of responses to 8 other questions that name the model or its maker",
         answered,
