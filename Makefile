@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures encoders pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean readme-image dashboard-images
+.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures encoders pairs real check lint typecheck imports docs docs-check bench wheels site release-check lock clean readme-image dashboard-images
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ encoders: setup ## Train every encoder of transformers on every backend; writes 
 
 pairs: setup ## Train with every optimizer and tuner in every layout; writes docs/reference/tuning-pairs.md
 	@SWIFT_PAIRS_RESULTS=docs/reference/tuning-pairs.json $(BIN)/python -m pytest tests/tuning/test_every_pair.py
+	@$(BIN)/python tools/docs.py
+
+real: setup ## Run recipes on pretrained models that packages contain; writes docs/recipes
+	@$(BIN)/python tools/real.py
 	@$(BIN)/python tools/docs.py
 
 check: setup ## All checks except tests

@@ -32,6 +32,7 @@ PARTS = {
     "ms_swift": "speed and start-up against ms-swift, in a separate environment",
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
+    "encoders": "the same of all-MiniLM-L6-v2, a pretrained encoder",
     "grpo": "sampling and training with GRPO against TRL's GRPOTrainer",
     "ppo": "advantages, returns and losses of PPO against those of a round of TRL's PPOTrainer",
     "distillation": "distillation against TRL's GKDTrainer",
@@ -46,7 +47,7 @@ PARTS = {
 """What can be measured, in the order in which it runs."""
 MODULES = {
     **dict.fromkeys(("fsdp", "deepspeed"), "engines"),
-    **dict.fromkeys(("reward_models", "embeddings", "distillation"), "trainers"),
+    **dict.fromkeys(("reward_models", "embeddings", "encoders", "distillation"), "trainers"),
     **{"plan_memory": "plan_runs:memory", "plan_blocks": "plan_runs:blocks", "plan_traffic": "plan_runs:traffic"},
     **{"plan_times": "plan_times:times", "plan_bars": "plan_times:bars"},
 }

@@ -151,7 +151,8 @@ def show(title: str, figures: Sequence[Figure]) -> None:
 
 def write_page(folder: Path) -> None:
     """`README.md`: the figures of all parts that have results, with the command that makes them anew."""
-    lines = ["# Results", "", "Ratios of things measured in one run; written by `python -m benchmarks`.", ""]
+    first = "[Ten numbers](../../docs/reference/numbers.md) has the figures to read first."
+    lines = ["# Results", "", f"Ratios of things measured in one run; written by `python -m benchmarks`. {first}", ""]
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         on = ", ".join(

@@ -173,17 +173,14 @@ def read(tokens: Path) -> dict[str, Any]:
     from swift.data.pipeline import prepare_data
     from swift.data.schedules import BatchLayout, EpochSchedule
     from swift.parsing import parse
-    from swift.plugins.load import load_objective
-    from swift.plugins.objective import make_objective
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     parsed = parse(["--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512"], "sft")
-    objective = make_objective(load_objective("sft"), parsed.objective_options)
     reads, own = Reads(tokens), memory_mib("RssAnon")
     prepared = prepare_data(parsed.config.data, tokenizer, encoding="chat", seed=0, say=lambda _: None).train
     assert prepared is not None
     layout = BatchLayout(global_rows=ROWS, micro_rows=ROWS, seed=1, epochs=2.0)
-    plan = EpochSchedule(prepared.samples, objective, layout)
+    plan = EpochSchedule(prepared.samples, parsed.objective, layout)
     before = reads.so_far()
     batches: list[Batch] = [plan.batch(step, 0, 1) for step in range(BATCHES)]
     assert len(batches) == BATCHES

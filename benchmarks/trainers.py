@@ -1,4 +1,4 @@
-"""Compare reward models, embeddings and distillation with trainers of other libraries, step by step.
+"""Compare reward models, embeddings (decoders and encoders) and distillation with other trainers, step by step.
 
 Both sides have the same model, rows in the same order, fp32, and the same optimizer, in separate processes
 (sentence-transformers also in a separate environment, which `make setup` creates). The time of a step includes data,
@@ -12,11 +12,12 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
+from zipfile import ZipFile
 
 from benchmarks.alternation import Turn, loss_difference, note_on_load, ratios, summary, turns
 from benchmarks.commands import LEARNING_RATE, ROWS, TRAINING
@@ -26,6 +27,8 @@ from benchmarks.peer import ONE_THREAD, ORDER
 
 SENTENCES = Path(sys.prefix) / "sentences" / "bin" / "python"
 """Of the environment with sentence-transformers."""
+REAL_ENCODER = Path(sys.prefix) / "real" / "all_minilm_l6_v2" / "model.zip"
+"""The folder of all-MiniLM-L6-v2, from a package."""
 PADDED, FLAT = "padded alike", "without padding"
 LAYOUTS = {PADDED: ("--padding_free", "false"), FLAT: ("--padding_free", "true")}
 STUDENT, TEACHER = MODEL.with_name(f"{MODEL.name}-student"), MODEL.with_name(f"{MODEL.name}-teacher")
@@ -44,8 +47,8 @@ GIVEN, OWN = "the data's responses", "the student's own"
 LAMBDA = {GIVEN: 0.0, OWN: 1.0}
 """Which part of the responses are completions of the student."""
 SIDES = ((GIVEN, WHOLE, PADDED), (GIVEN, LIKELIEST, FLAT), (OWN, WHOLE, PADDED), (OWN, LIKELIEST, FLAT))
-_CLOSE = 1e-4
-"""Of losses of all steps, relative: both sum in fp32, in another order."""
+_CLOSE, _FIRST = 1e-4, 1e-5
+"""Of losses of all steps, and of the first, relative: both sum in fp32, in another order."""
 
 Result = tuple[list[Figure], dict[str, Any]]
 
@@ -97,6 +100,13 @@ REWARD = Comparison("rm", ())
 EMBEDDING = Comparison(
     "embedding", ("--objective.temperature", "0.05", "--model.pooling", "mean"), rows=16, python=SENTENCES
 )
+ENCODER = replace(
+    EMBEDDING,
+    arguments=(*EMBEDDING.arguments, "--max_length", "256", "--truncation_strategy", "right"),
+    own_model=WORK / "all-MiniLM-L6-v2",
+    own_data=EMBEDDING.data,
+)
+"""The limit is the model's own, by which sentence-transformers truncates."""
 DISTILLATION = Comparison(
     "gkd",
     ("--teacher_model", str(TEACHER), "--objective.beta", str(BETA), "--max_length", "1024"),
@@ -123,20 +133,38 @@ def reward_models(quick: bool) -> Result:
 
 
 def embeddings(quick: bool) -> Result:
-    """sentence-transformers' MultipleNegativesRankingLoss, with the same model, pooling and temperature."""
+    """Train a decoder with sentence-transformers' MultipleNegativesRankingLoss, its pooling and temperature."""
     _make_inputs()
+    return _beside_sentence_transformers(EMBEDDING, quick)
+
+
+def encoders(quick: bool) -> Result:
+    """Train all-MiniLM-L6-v2, a pretrained encoder, in the same way."""
+    _make_inputs()
+    if not ENCODER.model.exists():
+        with ZipFile(REAL_ENCODER) as archive:
+            archive.extractall(ENCODER.model)
+        config = ENCODER.model / "config.json"
+        without = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+        config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | without), encoding="utf-8")
+    return _beside_sentence_transformers(ENCODER, quick)
+
+
+def _beside_sentence_transformers(compared: Comparison, quick: bool) -> Result:
     steps = 15 if quick else 105
-    runs = {layout: EMBEDDING.taken(layout, steps) for layout in LAYOUTS}
+    runs = {layout: compared.taken(layout, steps) for layout in LAYOUTS}
     ask = [str(SENTENCES), "-c", "from importlib import metadata; print(metadata.version('sentence-transformers'))"]
     details = {
         "sentence-transformers": subprocess.check_output(ask, text=True).strip(),
         "steps": steps,
-        "queries_of_a_step": EMBEDDING.rows,
-        "arguments": [*TRAINING, "--objective", EMBEDDING.objective, *EMBEDDING.arguments],
+        "queries_of_a_step": compared.rows,
+        "arguments": [*TRAINING, "--objective", compared.objective, *compared.arguments],
         **{layout: summary(run) for layout, run in runs.items()},
         "notes": [note_on_load()],
     }
-    return _figures("over sentence-transformers'", runs), details
+    first = max(loss_difference(run[:1]) for run in runs.values())
+    apart = Figure("relative difference of the first loss over sentence-transformers'", first, unit="", at_most=_FIRST)
+    return [*_figures("over sentence-transformers'", runs), apart], details
 
 
 def _figures(title: str, runs: dict[str, list[Turn]]) -> list[Figure]:

@@ -101,7 +101,11 @@ def on_torch(name: str, folder: Path, images: bool) -> tuple[str, Any, dict[str,
     transformers.logging.set_verbosity_error()
     if refusal := subjects.refusal(name):
         return name, None, {cell: vars(refusal) for cell in subjects.columns()}
-    subject = subjects(name, folder / import_module("type_cells").slug(name))
+    cells = import_module("type_cells")
+    try:
+        subject = subjects(name, folder / cells.slug(name))
+    except Exception as error:
+        return name, None, {cell: vars(cells.failure(error)) for cell in subjects.columns()}
     return name, subject, {cell: vars(verdict) for cell, verdict in subject.on_torch().items()}
 
 

@@ -1,12 +1,13 @@
 """Write the generated pages of `docs/reference`, and the notebooks of the tutorials: `make docs`.
 
-With `--check`, fail when they are out of date. The sources are `swift.hookspecs`, the sections of the configuration,
-the table of aliases, core's own plugins, the JSON files next to the pages, and the tutorials. A hook or a key without
-documentation is an error.
+With `--check`, fail when they are out of date. The sources are `swift.hookspecs`, `swift.toolkit`, the sections of the
+configuration, the table of aliases, core's own plugins, the JSON files next to the pages, and the tutorials. A hook or
+a key without documentation is an error.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -18,7 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from notebooks import NOTEBOOKS, notebooks
+from numbers_page import numbers_page
 from pydantic import BaseModel
+from real import ChangedRecipe, recipe_pages
 
 from swift import hookspecs
 from swift.cli.commands import TRAINING, commands
@@ -27,7 +30,7 @@ from swift.config.fields import Field, model_fields
 from swift.config.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
-from swift.parsing.aliases import flags_of
+from swift.parsing.aliases import flags_of, synonyms_of
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.kinds import KINDS
@@ -38,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 LISTED = (CORE, "swift-objectives")
 """Distributions whose options the page of the configuration lists; the others have pages of their own."""
+CORE_SOURCE = Path(hookspecs.__file__).parent
 GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
 
 
@@ -49,6 +53,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
     try:
         pages = {
             "hooks.md": hooks_page(hookspecs),
+            "toolkit.md": toolkit_page(CORE_SOURCE / "toolkit.py"),
             "commands.md": commands_page(),
             "configuration.md": configuration_page(),
             "third-party-flags.md": third_party_flags_page(),
@@ -56,11 +61,14 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "architectures.md": architectures_page(
                 json.loads((REFERENCE / "architectures.json").read_text()),
                 json.loads((REFERENCE / "encoders.json").read_text()),
+                json.loads((REFERENCE / "serving.json").read_text()),
             ),
+            "numbers.md": numbers_page(),
             "proven-where.md": proven_page(_found()),
+            **{f"../recipes/{name}": text for name, text in recipe_pages().items()},
             "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
-    except Undocumented as problem:
+    except (Undocumented, ChangedRecipe) as problem:
         print(f"docs: {problem}", file=sys.stderr)
         return 1
     files = {reference / name: text for name, text in pages.items()}
@@ -122,6 +130,89 @@ def hooks_of(group: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     return ((name, hook) for name, hook in vars(group).items() if name.startswith("swift_"))
 
 
+def toolkit_page(file: Path) -> str:
+    """Return every name of the toolkit as its source declares it: importing it would import torch."""
+    toolkit = ast.parse(file.read_text())
+    parts = ["# Toolkit of backends", GENERATED, f"`from swift.toolkit import ...`. {inspect.cleandoc(_doc(toolkit))}"]
+    sections: dict[str, list[str]] = {}
+    for node in toolkit.body:
+        if not isinstance(node, ast.ImportFrom) or node.module is None or not node.module.startswith("swift."):
+            continue
+        section = sections.setdefault(node.module.split(".")[1].replace("_", " ").capitalize(), [])
+        for each in node.names:
+            section += [f"### {each.name}", *_declared(node.module, each.name)]
+    for title, entries in sections.items():
+        parts += [f"## {title}", *entries]
+    return "\n\n".join(parts) + "\n"
+
+
+def _declared(module: str, name: str) -> list[str]:
+    """Return how a module declares a name, its documentation, and the members of a class."""
+    path = CORE_SOURCE.joinpath(*module.split(".")[1:])
+    body = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()).body
+    for node, text in _with_documentation(body):
+        if isinstance(node, ast.ImportFrom) and node.module and any(each.name == name for each in node.names):
+            return _declared(node.module, name)
+        if name not in _names(node):
+            continue
+        if not text:
+            raise Undocumented(f"swift.toolkit.{name} has no docstring.")
+        code = [f"```python\n{_header(node)}\n```"] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+        members = [*_members(node)] if isinstance(node, ast.ClassDef) else []
+        return [*code, text, *(["Members:", "\n".join(members)] if members else [])]
+    raise Undocumented(f"swift.toolkit.{name} is not declared in {module}.")
+
+
+def _with_documentation(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield each statement with its docstring, which follows the declaration of a value."""
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node, inspect.cleandoc(_doc(node))
+        else:
+            yield node, inspect.cleandoc(_string(following))
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the public fields and methods of a class, with the first paragraph of their documentation."""
+    for each, text in _with_documentation(node.body):
+        summary = " ".join(text.partition("\n\n")[0].split())
+        for name in _names(each):
+            if not name.startswith("_") and summary:
+                yield f"- `{_header(each).removeprefix('def ') if _is_called(each) else name}`: {summary}"
+
+
+def _is_called(node: ast.stmt) -> bool:
+    """Return whether a member of a class is a method, and no property."""
+    return isinstance(node, ast.FunctionDef) and not any("property" in ast.unparse(of) for of in node.decorator_list)
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """Return the names that a statement declares."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.id for each in targets if isinstance(each, ast.Name)]
+
+
+def _header(node: ast.stmt) -> str:
+    """Return the signature of a function, or a class with its bases."""
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})".replace("()", "")
+    assert isinstance(node, ast.FunctionDef)
+    arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
+    return f"def {node.name}({arguments})" + (f" -> {ast.unparse(node.returns)}" if node.returns else "")
+
+
+def _doc(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def _string(node: ast.stmt | None) -> str:
+    """Return the string that a statement is; empty for other statements."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
 def configuration_page() -> str:
     """Return every key of core's sections and of core's plugins: type, default, flags, meaning."""
     parts = [
@@ -130,6 +221,9 @@ def configuration_page() -> str:
         "You configure a run with a YAML file, with flags, or with both; flags override the file. Every key is a flag: "
         "`--optim.lr 1e-5` sets `lr` in the section `optim`. Most keys have shorter flags, in which `-` and `_` mean "
         "the same. swift refuses unknown keys. `swift config show` prints the resolved configuration of a command.",
+        "`swift sft --help` shows the most used flags, `swift sft --help data` those of a section, and "
+        "`swift sft --help all` every flag. The tables list the flags that mean the same as a key; those after *also* "
+        "set one of its values, or translate theirs: `--bf16` sets `model.dtype` to bfloat16.",
     ]
     for name, info in Config.model_fields.items():
         model = info.annotation
@@ -195,8 +289,8 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _flags_of_option(field: Field) -> Iterable[str]:
-    return (field.key, *field.flags) if field.argument else field.flags
+def _flags_of_option(field: Field) -> str:
+    return _flags((field.key, *field.flags) if field.argument else field.flags)
 
 
 def matrix_page(results: dict[str, Any]) -> str:
@@ -227,9 +321,10 @@ def matrix_page(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def architectures_page(results: dict[str, Any], encoders: dict[str, Any]) -> str:
+def architectures_page(results: dict[str, Any], encoders: dict[str, Any], serving: dict[str, Any]) -> str:
     """Return the page of the model types of transformers: which train on which engine, and why the others do not."""
     facts, types = results["facts"], results["types"]
+    engines = ", ".join(f"{name} {version}" for name, version in serving["versions"].items())
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     parts = [
         "# Model types",
@@ -243,16 +338,18 @@ def architectures_page(results: dict[str, Any], encoders: dict[str, Any]) -> str
         "turn.\n"
         "- **refused**: the run stops before training with one of the errors below.\n"
         "- **exported**: the export of the padded run has the tensor names of the original folder, and transformers "
-        "loads it with the expected logits.",
+        "loads it with the expected logits.\n"
+        f"- **served by**: engines that have the type in their own list ({engines}; `tools/serving_lists.py`). swift's "
+        "tests serve only some types, with vLLM.",
         f"Command: `{facts['command']}`. Versions: {versions}.",
-        _types(types),
+        _types(types, serving["types"]),
         "## Why types are refused",
         "… stands for names of types, classes and modules.",
         _refusals(types),
         "## Types that were not made",
         _not_made(facts),
         *_encoders(encoders),
-        *_types_with_images(results["images"]),
+        *_types_with_images(results["images"], serving["images"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -291,7 +388,7 @@ def _tasks(tasks: dict[str, Any], column: str) -> str:
     return ", ".join(equal) or ("refused" if tried else "")
 
 
-def _types_with_images(results: dict[str, Any]) -> list[str]:
+def _types_with_images(results: dict[str, Any], served: dict[str, list[str]]) -> list[str]:
     """Return the section of the types that read images."""
     facts, types = results["facts"], results["types"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -302,10 +399,11 @@ def _types_with_images(results: dict[str, Any]) -> list[str]:
         "The samples of plain transformers are made by the model's own processor, called as its documentation shows. "
         "All weights are trained, the vision encoder included, but with LoRA the language model alone. swift has no "
         "list of types: the processor turns images into tokens, and before training swift checks that samples with "
-        "images in one batch do not affect each other. An empty cell was not measured.",
+        "images in one batch do not affect each other. Batch normalization uses its stored statistics. The logits of "
+        "each tiny model depend on the images. An empty cell was not measured.",
         f"Command: `{facts['command']}`, which uses torchvision for these. Versions: {versions}. Without torchvision, "
         "swift uses the processors that transformers has for Pillow, and leaves out the part for videos.",
-        _types(types),
+        _types(types, served),
         "### Why types that read images are refused",
         _refusals(types),
         "### Types that read images and were not made",
@@ -313,18 +411,27 @@ def _types_with_images(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _types(types: dict[str, Any]) -> str:
-    """Return the table of types and what came of each."""
+def _types(types: dict[str, Any], served: dict[str, list[str]]) -> str:
+    """Return the table of types, what came of each, and which engines serve it."""
     columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
-    results = [[cells[each]["result"] if each in cells else "" for each in columns] for cells in types.values()]
-    trained = [sum(result == "equal" for result in column) for column in zip(*results, strict=True)]
+    results = [[_result(cells.get(each)) for each in columns] for cells in types.values()]
+    trained = [sum(result.startswith("equal") for result in column) for column in zip(*results, strict=True)]
     rows = [
-        f"| type | {' | '.join(columns)} |",
-        f"|---|{'---|' * len(columns)}",
-        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} |",
+        f"| type | {' | '.join(columns)} | served by |",
+        f"|---|{'---|' * (len(columns) + 1)}",
+        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} | |",
     ]
-    rows += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in zip(types, results, strict=True)]
+    for name, cells in zip(types, results, strict=True):
+        engines = ", ".join(served.get(name.partition(",")[0], ()))
+        rows.append(f"| `{name}` | {' | '.join(cells)} | {engines} |")
     return "\n".join(rows)
+
+
+def _result(verdict: dict[str, str] | None) -> str:
+    """Return what came of a type in a column, and with which flag where one was needed."""
+    if verdict is None:
+        return ""
+    return f"equal with `{verdict['note']}`" if verdict["result"] == "equal" and verdict["note"] else verdict["result"]
 
 
 def _not_made(facts: dict[str, Any]) -> str:
@@ -496,21 +603,27 @@ def _who_implements(hook: Callable[..., Any]) -> str:
     return "*One plugin implements it.*" if first else "*Every plugin that implements it is called.*"
 
 
-def _flags_of_key(field: Field) -> Iterable[str]:
-    return flags_of(field.key)
+def _flags_of_key(field: Field) -> str:
+    """Return the flags that set a key unchanged, and then those that set one of its values or translate theirs."""
+    same = synonyms_of(field)
+    others = [flag for flag in flags_of(field.key) if flag not in same]
+    return "; also ".join(_flags(each) for each in (same, others) if each)
 
 
-def _table(fields: Iterable[Field], flags: Callable[[Field], Iterable[str]] = _flags_of_key) -> list[str]:
+def _flags(names: Iterable[str]) -> str:
+    return " ".join(f"`--{name}`" for name in names)
+
+
+def _table(fields: Iterable[Field], flags: Callable[[Field], str] = _flags_of_key) -> list[str]:
     rows = [_row(field, flags(field)) for field in fields]
     if not rows:
         return []
     return ["\n".join(["| key | type | default | flags | meaning |", "|---|---|---|---|---|", *rows])]
 
 
-def _row(field: Field, others: Iterable[str]) -> str:
+def _row(field: Field, flags: str) -> str:
     if not field.description:
         raise Undocumented(f"key {field.key} has no description.")
-    flags = " ".join(f"`--{flag}`" for flag in others)
     default = "required" if field.required else _default(field.default)
     cells = [f"`{field.argument or field.key}`", field.type_name, default, flags, field.description]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

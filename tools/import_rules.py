@@ -30,6 +30,7 @@ LIGHT = (
     "swift.forms",
     "swift.hardware",
     "swift.hookspecs",
+    "swift.installation",
     "swift.parsing",
     "swift.planning",
     "swift.plugins",
@@ -77,7 +78,9 @@ PUBLIC = (
     "swift.forms",
     "swift.hardware",
     "swift.hookspecs",
+    "swift.installation",
     "swift.lazy",
+    "swift.model_names",
     "swift.models",
     "swift.models.adapter_file",
     "swift.models.files",
@@ -114,9 +117,11 @@ PUBLIC = (
 FLOORS = (
     "lazy",
     "version",
+    "installation",
     "errors",
     "files",
     "hardware",
+    "model_names",
     "terminal",
     "untrusted",
     "untrusted_pickle",
@@ -193,10 +198,15 @@ def main(root: Path = ROOT) -> int:
     return 1 if broken else 0
 
 
+def sources(folder: Path) -> Iterator[Path]:
+    """Yield the modules of a package, without templates of other packages."""
+    return (file for file in folder.rglob("*.py") if "templates" not in file.relative_to(folder).parts)
+
+
 def check_package(name: str, folder: Path, packages: set[str]) -> Iterator[str]:
     """Rules 1 and 2; imports for type checking count too."""
     allowed = {name, *dependencies(folder)}
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(sources(folder)):
         for each in imports(file, module_name(file, folder), typed=True):
             where = f"{file}:{each.line}: "
             if each.top in packages - allowed:
@@ -217,7 +227,7 @@ def dependencies(folder: Path) -> set[str]:
 
 def check_light(folders: list[Path]) -> Iterator[str]:
     """Rule 3: follow what is imported at once, from each light module, through all packages."""
-    modules = {module_name(file, folder): file for folder in folders for file in folder.rglob("*.py")}
+    modules = {module_name(file, folder): file for folder in folders for file in sources(folder)}
     for start in sorted(name for name in modules if any(within(name, light) for light in LIGHT)):
         seen: dict[str, str | None] = {start: None}
         waiting = [start]
@@ -234,7 +244,7 @@ def check_light(folders: list[Path]) -> Iterator[str]:
 
 def check_circles(folder: Path) -> Iterator[str]:
     """Rule 4, file by file; imports for type checking count too."""
-    modules = {module_name(file, folder): file for file in folder.rglob("*.py")}
+    modules = {module_name(file, folder): file for file in sources(folder)}
     imported = {
         module: {name for each in imports(file, module, typed=True) for name in targets(each, modules)} - {module}
         for module, file in modules.items()
@@ -277,7 +287,7 @@ def _way_back(start: str, imported: dict[str, set[str]]) -> list[str]:
 
 def arrows_upwards(core: Path) -> dict[tuple[str, str], str]:
     """Folders of core that import from a higher floor, imports for type checking included, with one import of each."""
-    modules = {module_name(file, core): file for file in core.rglob("*.py")}
+    modules = {module_name(file, core): file for file in sources(core)}
     floors = {room: floor for floor, room in enumerate(FLOORS)}
     found: dict[tuple[str, str], str] = {}
     for module, file in sorted(modules.items()):

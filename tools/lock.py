@@ -36,6 +36,8 @@ def main() -> None:
     write("sentences.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "sentences")))
     write("vision.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "vision")))
     write("real.txt", entries(resolved(REAL, "--no-deps")))
+    image = entries(export("--only-group", "image"))
+    write("image.txt", [each for each in image if not (WITH_TORCH.match(each) or BUILT_HERE.match(each))])
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))
 
 

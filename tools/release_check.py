@@ -2,7 +2,7 @@
 
 Builds wheels and sources of every package, checks their metadata, licences and files, installs each into an environment
 with only its declared dependencies, as `pip install swift-core[EXTRA]` would, and runs its smallest command there. Also
-builds the documentation. The report is build/release/report.md.
+builds the documentation. Writes build/release/report.md and, if nothing is wrong, prints the commands of the release.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ import site_check
 import wheels
 from packaging.requirements import Requirement
 
+from swift.installation import ON_INDEX
 from swift.plugins.known import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
+CHANGES = ROOT / "CHANGELOG.md"
 WORK = ROOT / "build" / "release"
 DIST = WORK / "dist"
 FIELDS = ("Name", "Version", "Summary", "License-Expression", "License-File", "Requires-Python", "Author", "Keywords")
@@ -105,13 +107,41 @@ def main() -> int:
     head = "# Release check\n\n| what | | found | |\n|---|---|---|---|\n"
     (WORK / "report.md").write_text(head + "\n".join(report.lines) + "\n")
     print(f"release check: {'in order' if not report.wrong else f'{report.wrong} wrong'}, see {WORK / 'report.md'}")
+    if not report.wrong:
+        print("\n".join(["To release, type:", *release_commands(version_of_core())]))
     return 1 if report.wrong else 0
+
+
+def version_of_core() -> str:
+    project = tomllib.loads((ROOT / "packages/core/pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def release_commands(version: str) -> list[str]:
+    """Return what to type next: to prepare the commit of a release, or to publish what was checked."""
+    commands = []
+    if not ON_INDEX:
+        commands.append("sed -i 's/^ON_INDEX = False/ON_INDEX = True/' packages/core/src/swift/installation.py")
+    if f"## [{version}] - unreleased" in CHANGES.read_text():
+        commands.append(f'sed -i "s/^## .{version}. - unreleased/## [{version}] - $(date +%F)/" CHANGELOG.md')
+    if commands:
+        return [
+            *commands,
+            "python tests/upgrade/make_runs.py",
+            f"git add --all && git commit -m 'release: {version}'",
+            "make release-check",
+        ]
+    return [
+        f"git tag -a v{version} -m 'swift {version}'",
+        f"git push origin HEAD v{version}",
+        f"uv publish {DIST.relative_to(ROOT)}/*",
+    ]
 
 
 def changelog() -> str:
     """Check that the version to be published has a section of its own."""
-    version = tomllib.loads((ROOT / "packages/core/pyproject.toml").read_text())["project"]["version"]
-    text = (ROOT / "CHANGELOG.md").read_text()
+    version = version_of_core()
+    text = CHANGES.read_text()
     if f"## [{version}]" not in text:
         raise Wrong(f"CHANGELOG.md has no section '## [{version}]'")
     return f"section {version}"

@@ -51,6 +51,9 @@ def main() -> int:
             install_for(sys.argv[1])
             return 0
         check_python()
+        if sys.argv[1:2] == ["image"]:
+            install_for_image(cuda="cuda" in sys.argv[2:])
+            return 0
         wanted = fingerprint()
         if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
             return 0
@@ -91,12 +94,7 @@ def install() -> None:
     import pip_settings  # only here: too new for the Python that `check_python` is there for
 
     offered = pip_settings.for_uv()
-    make_venv()
-    say("uv")
-    pip("install", "-qq", "--require-hashes", "--requirement", str(PINS / "uv.txt"))
-    install_torch(offered, index_only=pip_settings.for_uv(offers=False))
-    say("all other pins")
-    uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / "dev.txt"))
+    install_pins("dev.txt", cuda=has_nvidia_driver())
     say("lm-evaluation-harness, in a folder of its own")
     harness = ("--target", str(HARNESS), "--requirement", str(PINS / "harness.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *harness)
@@ -109,8 +107,34 @@ def install() -> None:
     install_inside(SENTENCES, PINS / "sentences.txt")
     say("torchvision, in an environment of its own")
     install_inside(VISION, PINS / "vision.txt")
+    install_own_packages(cuda=has_nvidia_driver())
+
+
+def install_for_image(cuda: bool) -> None:
+    """Install what a container image has: the backends and their pins, without what only tests need."""
+    install_pins("image.txt", cuda)
+    install_own_packages(cuda)
+
+
+def install_pins(name: str, cuda: bool) -> None:
+    """Make `.venv` with torch and the pins of one file."""
+    import pip_settings
+
+    make_venv()
+    say("uv")
+    pip("install", "-qq", "--require-hashes", "--requirement", str(PINS / "uv.txt"))
+    install_torch(pip_settings.for_uv(), index_only=pip_settings.for_uv(offers=False), cuda=cuda)
+    say("all other pins")
+    uv_install(pip_settings.for_uv(), "--no-deps", "--require-hashes", "--requirement", str(PINS / name))
+
+
+def install_own_packages(cuda: bool) -> None:
+    """Install what is built here: DeepSpeed, and the packages of this repository."""
+    import pip_settings
+
+    offered = pip_settings.for_uv()
     say("what is built here: deepspeed")
-    built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
+    built_here = {**offered, "DS_BUILD_OPS": "0", **({} if cuda else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))
     uv_install(built_here, *built)
     packages = [file.parent for file in sorted(ROOT.glob("packages/*/pyproject.toml"))]
@@ -202,11 +226,11 @@ def install_apart(folder: Path, pins: Path) -> None:
     uv_install(pip_settings.for_uv(), "--no-deps", "--require-hashes", "--requirement", str(pins), python=python)
 
 
-def install_torch(offered: dict[str, str], index_only: dict[str, str]) -> None:
-    """Install the CPU build where there is no NVIDIA driver and pip's settings offer it, else the index's default."""
+def install_torch(offered: dict[str, str], index_only: dict[str, str], cuda: bool) -> None:
+    """Install the CPU build if CUDA is not wanted and pip's settings offer it, else the index's default."""
     with tempfile.TemporaryDirectory(prefix="swift-torch-") as folder:
         wheel = None
-        if sys.platform == "linux" and not has_nvidia_driver():
+        if sys.platform == "linux" and not cuda:
             wheel = download_cpu_torch(Path(folder))
             if wheel is None:
                 say("no NVIDIA driver, but pip's settings (find-links, extra-index-url) offer no CPU build of torch")

@@ -2,8 +2,7 @@
 
     python tools/terminal_image.py
 
-Trains a tiny model with random weights for a minute on the CPU, in a pseudo-terminal. Paths are made relative to the
-folder of the run; nothing else is changed.
+Trains a tiny model with random weights for a minute on the CPU, in a pseudo-terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from swift_demo.model import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "docs" / "images" / "run.svg"
-COLUMNS = 110
+COLUMNS = 80
 WORDS = """
 Alfa Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa Quebec Romeo
 Sierra Tango Uniform Victor Whiskey Xray Yankee Zulu
@@ -50,7 +49,7 @@ def main() -> None:
                 question = {"role": "user", "content": f"What does {word[0]} stand for?"}
                 answer = {"role": "assistant", "content": word}
                 file.write(json.dumps({"messages": [question, answer]}) + "\n")
-        lines = [line.replace(f"{folder}/", "") for line in shown(typed(COMMAND, folder))]
+        lines = shown(typed(COMMAND, folder))
     IMAGE.parent.mkdir(exist_ok=True)
     IMAGE.write_text(drawn(lines), encoding="utf-8")
     print(f"wrote {IMAGE.relative_to(ROOT)}")

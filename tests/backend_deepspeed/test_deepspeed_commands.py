@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ulysses beyond the processes": ({"parallel.ulysses": 4}, "needs 4 processes, but 2 were started"),
     "dora of quantised weights under zero 3": (
         {**QLORA, "tuner.dora": True, "backend.config": "zero3"},
-        "ZeRO 3 gathers those of bnb-nf4 for their layers alone",
+        "ZeRO 3 gathers those of tuner.quantize bnb-nf4",
     ),
     "packed weights that are quantised again": (
         {**QLORA, **zero3(zero_quantized_weights=True)},
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tensor parallel of quantised weights": (
         {**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2},
-        "bnb-nf4 cannot be used with it",
+        "tuner.quantize bnb-nf4 cannot be used with parallel.tp 2",
     ),
     "adafactor": ({"optim.name": "adafactor"}, "the optimizer 'adafactor' (it needs whole rows of weights)"),
     "nvme below zero 3": (nvme(stage=2), "only stage 3 swaps it to nvme"),

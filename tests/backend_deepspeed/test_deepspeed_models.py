@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from against_torch import (
+    BERT,
     BIASES,
     COMPILED,
     COMPILED_QLORA,
@@ -36,6 +37,11 @@ PAIRS = {
     "gemma, tensor parallel, zero 0": Pair("Gemma", TIED, {"parallel.tp": 2, "backend.config": "zero0"}),
     "qwen2, biases, tensor parallel, zero 1": Pair("Qwen2", {}, {"parallel.tp": 2, "backend.config": "zero1"}),
     "bnb-nf4, zero 2": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "bnb-nf4", **TWO}),
+    "bert, lora, zero 3": replace(BERT, settings={**BERT.settings, **THREE}),
+    "bert, bnb-nf4, zero 3": replace(BERT, settings={**BERT.settings, "tuner.quantize": "bnb-nf4", **THREE}),
+    "bert, bnb-nf4, embedding, zero 2": replace(
+        BERT, settings={**LORA, "tuner.quantize": "bnb-nf4", "objective.name": "embedding", **TWO}
+    ),
     "biases, ranks of their own, zero 3": Pair("Qwen2", settings={**LORA, **BIASES, **THREE}),
     "kto, zero 3": Pair(settings={"objective.name": "kto", **LORA, **THREE}, rows=verdicts(13)),
     "generative reranker, lora, zero 3": Pair(settings={**YES_NO, **LORA, **THREE}, rows=RERANKED),

@@ -177,7 +177,7 @@ def test_every_type_with_experts_is_listed(tmp_path: Path) -> None:
         ("llama4_text", EP, "no experts that are stacked into one tensor per matrix"),
         ("longcat_flash", EP, "does not tell how many experts it has"),
         ("qwen3_moe", {**EP, "parallel.ep": 4}, "parallel.ep 4 does not divide the 2 processes"),
-        ("qwen3_moe", {**EP, "parallel.tp": 2}, "expert parallel or tensor parallel, not both"),
+        ("qwen3_moe", {**EP, "parallel.tp": 2}, "does not combine parallel.tp 2 with parallel.ep 2"),
         ("qwen3_moe", {**EP, "backend.name": "torch"}, "The torch backend does not support parallel.ep 2"),
         ("qwen3_moe", {**EP, "backend.name": "deepspeed"}, "The deepspeed backend does not support parallel.ep 2"),
         ("qwen3_moe", {**EP, **LORA, "tuner.targets": ["q_proj", "gate_proj", "up_proj", "down_proj"]}, "has adapters"),

@@ -19,9 +19,9 @@ LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more shards than processes": ({"parallel.dp_shard": 4}, "needs 4 processes, but 2 were started"),
     "cp and ulysses": ({"parallel.cp": 2, "parallel.ulysses": 2, "parallel.dp_shard": 1}, "needs 4 processes"),
-    "quantised and tp": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2}, "stored as bnb-nf4"),
-    "quantised and ep": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.ep": 2}, "stored as bnb-nf4"),
-    "dora and tp": ({**LORA, "tuner.dora": True, "parallel.tp": 2}, "DoRA needs norms of whole matrices"),
+    "quantised and tp": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2}, "tuner.quantize bnb-nf4 stores"),
+    "quantised and ep": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.ep": 2}, "tuner.quantize bnb-nf4 stores"),
+    "dora and tp": ({**LORA, "tuner.dora": True, "parallel.tp": 2}, "tuner.dora needs norms of whole matrices"),
     "adafactor": ({"optim.name": "adafactor"}, "the optimizer 'adafactor' (it needs whole rows of weights)"),
 }
 

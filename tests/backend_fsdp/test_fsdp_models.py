@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from against_torch import (
+    BERT,
     BIASES,
     COMPILED,
     COMPILED_QLORA,
@@ -37,6 +40,11 @@ PAIRS = {
         "Qwen3Moe",
         {**WIDE, **MOE},
         {**LORA, "tuner.quantize": "torchao-nf4", "train.gradient_checkpointing": True},
+    ),
+    "bert, lora": BERT,
+    "bert, bnb-nf4": replace(BERT, settings={**BERT.settings, "tuner.quantize": "bnb-nf4"}),
+    "bert, torchao-nf4, embedding": replace(
+        BERT, settings={**LORA, "tuner.quantize": "torchao-nf4", "objective.name": "embedding"}
     ),
     "biases, ranks of their own": Pair("Qwen2", settings={**LORA, **BIASES}),
     "modules to save": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"]}),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from kit_cases import ALL_CASES, HEADED_LORA, IMAGES_LORA, OF_TEXT, OTHER_OPTIMIZER, VIT, all_of_text, chosen
+from kit_cases import ALL_CASES, ENCODERS, HEADED_LORA, IMAGES_LORA, OF_TEXT, OTHER_OPTIMIZER, VIT, all_of_text, chosen
 
 from swift.plugins.load import load_backend
 from swift_testing import BackendConformance, ExpertConformance, Layout
@@ -34,9 +34,14 @@ class TestMegatron(BackendConformance):
             cases=chosen("clipped hard, tied", "dpo, lora", HEADED_LORA, "tokens"),
         ),
         Layout(2, {"tp": 2, "sequence_parallel": True}, cases=chosen("checkpointed", "packed", "lora")),
-        Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "bfloat16", "float16")),
-        Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("accumulated")),
-        Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
+        Layout(
+            2,
+            {"dp_shard": 2},
+            cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "bfloat16", "float16"),
+            without=ENCODERS,
+        ),
+        Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("accumulated"), without=ENCODERS),
+        Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16"), without=ENCODERS),
         Layout(
             2,
             {"cp": 2},

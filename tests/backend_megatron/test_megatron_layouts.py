@@ -28,7 +28,7 @@ MEGATRON = {"backend.name": "megatron"}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too few processes": ({"parallel.tp": 2, "parallel.pp": 2}, "The layout tp 2 × pp 2 needs 4 processes, but 2"),
-    "too few for the experts": ({"parallel.ep": 4}, "The experts' plan ep 4 × etp 1 takes 4 processes"),
+    "too few for the experts": ({"parallel.ep": 4}, "The experts' layout ep 4 × etp 1 takes 4 processes"),
     "sequence parallel alone": ({"parallel.sequence_parallel": True}, "parallel.tp is 1"),
     "virtual stages alone": ({"parallel.vpp": 2}, "parallel.pp is 1"),
     "stages named wrongly": ({"parallel.pp": 2, "backend.stages": [2]}, "names 1 stages, and pp 2 × vpp 1 has 2"),

@@ -70,6 +70,11 @@ def without_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def without_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    _hide("swift-tuning", monkeypatch)
+
+
+@pytest.fixture
 def without_infer(monkeypatch: pytest.MonkeyPatch) -> None:
     """swift-infer as if it were not installed, in this process."""
     _hide("swift-infer", monkeypatch)

@@ -16,7 +16,7 @@ ENGLISH = [page for page in sorted(DOCS.rglob("*.md")) if not page.is_relative_t
 
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+)?")
-_MEASURED = re.compile(r"\s*(?:tokens/s|ms|s|[KMG]i?B)\b")
+_MEASURED = re.compile(r"\s*(?:tok/s|tokens/s|ms|s|[KMG]i?B)\b")
 """Units of figures that differ between runs."""
 ANYTHING = "..."
 TOLERANCE = 0.05

@@ -20,7 +20,11 @@ from swift.parsing import parse
 from swift.plugins.load import load_command
 from swift_infer.serving.options import ServeOptions
 
-PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *ENGLISH]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "examples" / "README.md"),
+    *ENGLISH,
+    *sorted(ROOT.glob(".claude/skills/*/SKILL.md")),
+]
 OF_PLUGINS = {
     "write-an-observer.md",
     "write-an-objective.md",

@@ -7,6 +7,7 @@ import re
 from pages import DOCS
 
 from swift.parsing import parse
+from swift.train.due import FEWEST_STEPS
 from swift_infer.options import SamplingOptions
 
 PAGE = (DOCS / "how-to" / "migrate.md").read_text(encoding="utf-8")
@@ -28,7 +29,7 @@ def test_defaults_on_the_page_are_those_of_the_configuration() -> None:
     assert _here("`gradient_checkpointing`") == ("on" if config.train.gradient_checkpointing else "off")
     assert _here("`warmup_ratio`") == f"{config.optim.warmup_ratio:g}"
     assert (config.checkpoint.save_steps, config.train.eval_steps) == (None, None)
-    assert _here("`save_steps`") == "once an epoch"
+    assert _here("`save_steps`") == f"once an epoch; saves at least {FEWEST_STEPS} steps apart"
     assert (config.checkpoint.keep, _here("`save_total_limit`")) == (3, "the three newest and the best")
     assert _here("`max_length`").startswith(f"{config.data.max_length:,};")
     assert config.tuner.kind == "lora"

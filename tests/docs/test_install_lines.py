@@ -43,7 +43,7 @@ def _problem(line: str) -> str | None:
     missing = {name for name in needed - found if name.startswith("swift-")}
     if missing:
         return f"{sorted(missing)} cannot be found"
-    released = "swift-" in line and "--find-links" not in line
+    released = re.search(r"(?<!\./)swift-", line) and "--find-links" not in line
     return "it names a package that is not released" if released else None
 
 

@@ -9,7 +9,11 @@ from pathlib import Path
 from pages import DOCS, ROOT
 
 FOLDERS = ("docs", "examples", "benchmarks", "packages")
-PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    ROOT / "llms.txt",
+    *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 IMAGE = DOCS / "images" / "run.svg"
 LINK = re.compile(r"\]\(([^)\s#]*)#?([^)\s]*)\)")
 
@@ -27,7 +31,8 @@ def test_links_lead_to_files_and_headings() -> None:
 
 def test_every_page_is_in_the_overview() -> None:
     overview = (DOCS / "README.md").read_text(encoding="utf-8")
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
+    recipes = {f"recipes/{page.name}" for page in (DOCS / "recipes").glob("*.md")} - {"recipes/README.md"}
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md", *recipes}
     assert pages == {page for page in pages if f"({page})" in overview}
 
 
@@ -47,3 +52,16 @@ def _anchors(page: Path) -> set[str]:
     """Of a page's headings, in the manner of code hosts: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_comparison_cites_a_version_of_a_page_per_cell() -> None:
+    """Each cell about another project links to one of its pages, at a commit."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("## Comparison")[1].split("## Limitations")[0]
+    pages = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", table, re.MULTILINE))
+    assert all(re.search(r"/(blob|tree)/[0-9a-f]{12}/", page) for page in pages.values())
+    rows = re.findall(r"^\| (.+)\|$", table, re.MULTILINE)[1:]
+    cells = [cell.strip() for row in rows for cell in row.split("|")[2:]]
+    cited = {ref for cell in cells for ref in re.findall(r"\]\[([\w-]+)\]", cell)}
+    assert cited == pages.keys()
+    assert all("][" in cell for cell in cells if cell)

@@ -1,4 +1,4 @@
-"""The plugins that the how-to pages build are built, installed and used in a run."""
+"""The plugins that the pages write are installed and used in a run, and the pages show the files of the templates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import DOCS, blocks, commands, missing
+from pages import DOCS, ROOT, blocks, commands, missing
 from reader import Reader
 
 from swift_demo.model import write_model
 
+TEMPLATES = {file.name: file for file in ROOT.glob("packages/testing/src/swift_testing/templates/*/*.py")}
+"""Files that `swift plugins new` writes under the names that the pages type."""
 PAGES = (
     "how-to/write-an-observer.md",
     "how-to/write-an-objective.md",
@@ -33,6 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny", hidden=32, layers=1)
 
 
+def test_pages_show_the_files_of_the_templates() -> None:
+    shown = {Path(block.file or "").name: block.text for name in PAGES for block in blocks(DOCS / name)}
+    templates = {name: file.read_text() for name, file in TEMPLATES.items() if file.parent.name != "backend"}
+    assert {name: shown.get(name) for name in templates} == templates
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", PAGES)
 def test_plugin_of_page_is_built_and_used(name: str, model: Path, tmp_path: Path) -> None:
@@ -44,14 +52,13 @@ def test_plugin_of_page_is_built_and_used(name: str, model: Path, tmp_path: Path
     (work / "alphabet.jsonl").write_text(json.dumps(row) + "\n")
     (work / "graded.jsonl").write_text(json.dumps({"text": "Alfa stands for A.", "grade": 4}) + "\n")
     for block in blocks(page):
-        if block.file:
+        if block.file and Path(block.file).name not in TEMPLATES:
             (work / block.file).write_text(block.text, encoding="utf-8")
-    _install(work, site)
-
     reader = Reader(work, site)
     ran = 0
     for command in [each for block in blocks(page) if block.language == "console" for each in commands(block)]:
         if command.words()[0] == "pip":
+            _install(work / command.words()[-1], site)
             continue
         done = reader.types(command)
         assert done.code == 0, f"{command.line}\n{done.printed}\n{done.complained}"

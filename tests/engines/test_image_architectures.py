@@ -27,14 +27,17 @@ SELECTED = {
 QUICK = ("qwen3_vl",)
 WITH_TORCHVISION = {
     "cohere2_vision": "a line break for each tile",
+    "cosmos3_edge": "positions that repeat, which need a mask",
     "gemma4": "positions of patches, padded",
     "internvl": "tiles, and patches shuffled into channels",
     "janus": "features of an encoder that the class itself does not name",
     "lfm2_vl": "patches that are padded, of tiles of several sizes",
     "llava_next": "tiles of which the padding is left out",
     "minicpmv4_6": "a number before each image of a text",
-    "minimax_m3_vl": "an encoder that attends across the images of a batch: refused",
+    "minicpmv4_7": "positions that depend on tiles",
+    "minimax_m3_vl": "an encoder that attends across the images of a batch: one row in each",
     "mistral3": "a list of images of several sizes",
+    "qianfan_ocr": "matrices that are one on disk",
     "smolvlm": "a processor with its part for videos",
 }
 """Further types, whose processors need torchvision."""

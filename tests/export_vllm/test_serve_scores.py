@@ -20,6 +20,7 @@ from swift.config.sections import ExportOptions
 from swift.export.objective import add_files_of_objective
 from swift.export.run import export_checkpoint
 from swift.models.sentence_files import write_sentence_files
+from swift_testing.subjects import write_model
 
 pytestmark = pytest.mark.usefixtures("imported")
 
@@ -34,7 +35,7 @@ def folder_of(small: Path, folder: Path, model: Any, *, verify: str = "transform
     model.save_pretrained(folder / "model")
     for file in [*small.glob("tokenizer*"), *small.glob("*.jinja")]:
         shutil.copy(file, folder / "model")
-    if type(model).__name__.endswith("3Model"):
+    if type(model).__name__.endswith("Model"):
         write_sentence_files(folder / "model", size=model.config.hidden_size, pooling="mean")
     out = folder / "exported"
     options = ExportOptions(out=out, verify=verify)
@@ -92,6 +93,22 @@ def test_served_embeddings_match_transformers(small: Path, tmp_path: Path) -> No
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="exported", messages=[{"role": "user", "content": "colour?"}])
         assert "/v1/embeddings" in server.curl_line
+
+
+@pytest.mark.full
+def test_served_encoder_embeds_like_transformers(tmp_path: Path) -> None:
+    """A BERT is served by vLLM's pooling runner, and `swift infer` returns the same vectors."""
+    sizes = {"hidden_size": 128, "head_dim": 32, "num_key_value_heads": 4}  # a width that vLLM has on the CPU
+    small = write_model(tmp_path / "small", architecture="Bert", **sizes)
+    folder = folder_of(small, tmp_path, AutoModel.from_pretrained(small, dtype=torch.float32))
+    data, found = write_jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "found.jsonl"
+    assert run(["infer", str(folder), "--dataset", str(data), "--result_path", str(found)]) == 0
+    expected = torch.tensor([json.loads(line)["vector"] for line in found.read_text().splitlines()])
+    with serving(tmp_path, str(folder)) as served:
+        served.until(READY)
+        client = openai.OpenAI(base_url=Served(served).url, api_key="none", max_retries=0)
+        answer = client.embeddings.create(model="exported", input=TEXTS, encoding_format="float")
+    torch.testing.assert_close(torch.tensor([each.embedding for each in answer.data]), expected, atol=CLOSE, rtol=0)
 
 
 @pytest.mark.full

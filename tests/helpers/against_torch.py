@@ -61,6 +61,13 @@ class Pair:
         return run_training(model, output, list(self.rows), chosen, validation=list(self.rows[: self.held_out]))
 
 
+BERT = Pair(
+    "Bert",
+    {**WIDE, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    {**LORA, "objective.name": "reranker"},
+    RERANKED,
+)
+"""An encoder whose head is new, and trained beside adapters."""
 COMPILED = Pair("Qwen3", {"num_hidden_layers": 1}, {"train.compile": True}, ALIKE, held_out=8)
 COMPILED_QLORA = Pair(
     "Qwen3", {**WIDE, "num_hidden_layers": 1}, {**LORA, "tuner.quantize": "bnb-nf4", "train.compile": True}, ALIKE,

@@ -20,6 +20,7 @@ OF_TEXT = tuple(case for case in ALL_CASES if case.modality is None)
 OTHER_OPTIMIZER = "third party's optimizer"
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
 MIXED_IMAGES, IMAGES_LORA, VIT, TWO_KINDS = "images, mixed", "images, lora", "vit trained", "two kinds"
+ENCODERS = frozenset(case.name for case in CASES if case.name.startswith("encoder"))
 HEADED_LORA, NEGATIVES_LORA = "seq_cls, lora, packed", "negatives, lora, packed"
 
 

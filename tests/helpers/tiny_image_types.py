@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from swift.models.media_processor import without_video_processor
 
 PATCH, SIDE = 16, 64
 """Sides of a patch, and of an image or a tile as an encoder sees it."""
+CODES, FIRST_CODE = 32, 350
+"""Quantized values of images, and the first token that stands for one."""
 SQUARE = {"height": SIDE, "width": SIDE}
 LARGEST = 2 * SIDE
 PINS = [[SIDE, LARGEST], [LARGEST, SIDE], [LARGEST, LARGEST]]
@@ -52,6 +54,7 @@ IMAGE_SIZES: dict[str, Any] = {
     "depth": 4,
     "resampler_depth": 2,
     "deepstack_visual_indexes": [0, 2],
+    "insert_layer_id": 1,
     "fullatt_block_indexes": [1, 3],
     "global_attn_indexes": [1, 3],
     **dict.fromkeys(("image_seq_length", "num_image_tokens", "num_patches"), (SIDE // PATCH) ** 2),
@@ -84,12 +87,18 @@ class Change:
     processor: Mapping[str, Any] = field(default_factory=dict)
     kind: str = ""
     """The processor's class, where transformers does not name it."""
+    sees: str = ""
+    """The same for the part that reads images."""
     hears: str = ""
     """The same for the part that hears."""
     shown: str = "image_token"
     """The processor's attribute that a chat template writes for an image."""
     names_tokens: bool = True
     """Whether the tokenizer has attributes for the tokens of images."""
+    codes: Callable[[int], str] | None = None
+    """The name of the token of a quantized value, where each has one in the vocabulary."""
+    ends: bool = False
+    """Whether its processor ends every text with the tokenizer's separator."""
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -107,6 +116,10 @@ CHANGES: dict[str, Change] = {
         processor={"size_conversion": {980: 4}},
     ),
     "aya_vision": Change(processor={"img_size": SIDE}),
+    "chameleon": Change(
+        codes=lambda code: f"IMGIMG{''.join(chr(ord('A') + int(each)) for each in str(code))}Z",
+        ends=True, processor={"image_seq_length": 16},
+    ),
     "cohere2_vision": Change(
         # Its processor writes as many tokens as a patch has pixels.
         config={"vision_config": {"patch_size": 4, "image_size": 32}},
@@ -134,11 +147,33 @@ CHANGES: dict[str, Change] = {
     ),
     "deepseek_vl": Change(processor={"num_image_tokens": 16}),
     "deepseek_vl_hybrid": Change(processor={"num_image_tokens": 16}),
+    "emu3": Change(
+        config={"vq_config": {"codebook_size": CODES, "hidden_size": 2 * HIDDEN}},
+        images={"min_pixels": SIDE * SIDE, "max_pixels": LARGEST * SIDE},
+        codes=lambda code: f"<|visual token {code:06d}|>",
+    ),
     "ernie4_5_vl_moe": Change(
         config={"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]}}},
         videos={"draw_on_frames": False},
     ),
+    "fast_vlm": Change(
+        config={
+            "vision_config": {
+                "architecture": "fastvit_mci3", "do_pooling": True, "hidden_size": 2 * HIDDEN,
+                "model_args": {"inference_mode": True, "layers": [1] * 5, "embed_dims": [16, 16, 32, HIDDEN, HIDDEN]},
+            },
+        },
+        kind="LlavaProcessor", sees="CLIPImageProcessor",
+        images={"size": {"shortest_edge": LARGEST}, "crop_size": {"height": LARGEST, "width": LARGEST}},
+        processor={"patch_size": 64, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
+    ),
     "gemma3": Change(processor=_FOUR),
+    "gemma3n": Change(
+        config={
+            "text_config": TEXT_CHANGES["gemma3n_text"],
+            "vision_config": {"model_args": {"channel_multiplier": 0.125}, "hidden_size": 2048},
+        },
+    ),
     "gemma4": Change(parts={"vision_config": "gemma4_vision"}, images={"max_soft_tokens": 70}),
     "gemma4_unified": Change(parts={"vision_config": "gemma4_unified_vision"}, images={"max_soft_tokens": 70}),
     "glm_ocr": Change(kind="Glm46VProcessor"),
@@ -161,6 +196,9 @@ CHANGES: dict[str, Change] = {
     "hunyuan_vl": Change(config={"text_config": {"head_dim": _HEAD}}),
     "idefics2": Change(processor={"image_seq_len": 4}),
     "idefics3": Change(processor={"image_seq_len": 4}),
+    "inkling_mm_model": Change(
+        config={"vision_config": {"patch_size": 40}}, images={"size": {"height": 40, "width": 40}}
+    ),
     "internvl": Change(config=_FOUR),
     "llama4": Change(
         config={
@@ -179,6 +217,20 @@ CHANGES: dict[str, Change] = {
     "paligemma": Change(
         # Its processor adds a thousand tokens for places in an image.
         config={"text_config": {"vocab_size": 1500}}, names_tokens=False, images={"image_seq_length": 16}),
+    "perception_lm": Change(
+        config={
+            "vision_config": {
+                "architecture": "vit_pe_core_tiny_patch16_384", "do_pooling": False,
+                "model_args": {
+                    "img_size": [SIDE, SIDE], "embed_dim": HIDDEN, "depth": 2, "num_heads": 4, "global_pool": "",
+                    "use_post_transformer_norm": False,
+                },
+            },
+            "projector_pooling_ratio": 2,
+        },
+        # Of tiles it makes as many as an image has, and does not stack them where images differ.
+        images={"vision_input_type": "vanilla"}, processor={"patch_size": PATCH, "pooling_ratio": 2},
+    ),
     "qianfan_ocr": Change(config=_FOUR, shown="image_placeholder_token"),
     "qwen2_5_omni_thinker": Change(kind="Qwen2_5OmniProcessor", **_THINKER),
     "qwen3_omni_moe_thinker": Change(kind="Qwen3OmniMoeProcessor", **_THINKER),
@@ -193,23 +245,15 @@ CHANGES: dict[str, Change] = {
         config={"vision_feature_layers": [-2, -1]}, processor={**_CLIP, "vision_feature_select_strategy": "default"}
     ),
 }  # fmt: skip
-_TIMM = "its vision encoder needs timm, which is not installed"
-_CODES = "its configuration lists a token for each quantized value of an image"
 _FIRST = "its processor puts one image before all text, and takes no other"
 NOT_MADE: dict[str, str] = {
     "blip-2": _FIRST,
-    "chameleon": _CODES,
-    "emu3": _CODES,
-    "fast_vlm": _TIMM,
     "fuyu": _FIRST,
-    "gemma3n": _TIMM,
     "git": _FIRST,
-    "inkling_mm_model": "transformers initializes its weights with scipy, which is not installed",
     "instructblip": _FIRST,
     "mllama": "reads images by cross-attention; swift trains its language model alone",
     "mistral4": "reads no images, and is in the table above",
     "nemotron_h_omni": "the part of its processor that hears needs librosa, which is not installed",
-    "perception_lm": _TIMM,
     "pp_chart2table": _FIRST,
     "vision-encoder-decoder": "a pair of any two models, an encoder and a decoder with cross-attention",
 }
@@ -237,6 +281,10 @@ def tiny_image_parts(name: str) -> tuple[Any, Any]:
     config = small_config(kind, own, IMAGE_SIZES)
     processor, placeholder = _processor(name, config, change)
     tokenizer = processor.tokenizer
+    if change.codes is not None:
+        codes = {change.codes(code): FIRST_CODE + code for code in range(CODES)}
+        image_id = tokenizer.convert_tokens_to_ids(placeholder)
+        config.vocabulary_map = {"<image>": image_id, "<|extra_200|>": FIRST_CODE + CODES, **codes}
     for part in _parts(config):
         for token_name, setting in _token_settings(part):
             token = placeholder if token_name == "image_token" else _token(token_name, processor)
@@ -254,7 +302,8 @@ def _token_settings(config: Any) -> Iterator[tuple[str, str]]:
     """Yield the names of special tokens of media, each with the setting that holds its id."""
     for setting, value in config.to_dict().items():
         found = re.fullmatch(r"(\w+_token)_(?:id|index)", setting)
-        if found and isinstance(value, int) and found[1] not in ("bos_token", "eos_token", "pad_token"):
+        is_id = isinstance(value, int) or (value is None and found and found[1] in ("image_token", "video_token"))
+        if found and is_id and found[1] not in ("bos_token", "eos_token", "pad_token"):
             yield found[1], setting
 
 
@@ -284,6 +333,7 @@ def _processor(name: str, config: Any, change: Change) -> tuple[Any, str]:
     asked = AskedTokenizer(
         tokenizer_object=plain._tokenizer, names_tokens=change.names_tokens, bos_token="<|endoftext|>",
         eos_token=plain.eos_token, pad_token=plain.pad_token,
+        **({"sep_token": "<|endoftext|>"} if change.ends else {}),
     )  # fmt: skip
     first = _with_tokenizer(kind, name, config, change, asked)
     asked.learn(*(value for key, value in vars(first).items() if key.endswith("token") and isinstance(value, str)))
@@ -295,6 +345,7 @@ def _processor(name: str, config: Any, change: Change) -> tuple[Any, str]:
     tokens = Counter(token for token in asked.tokenize(asked.decode(ids)) if token in asked.get_added_vocab())
     tokenizer = tokenizer_with(asked.learned, asked.named)
     tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.sep_token = asked.sep_token
     processor = _with_tokenizer(kind, name, config, change, tokenizer)
     processor.chat_template = tokenizer.chat_template = chat_template(template)
     return processor, tokens.most_common(1)[0][0]
@@ -373,7 +424,9 @@ def _class_of(classes: Any) -> Any:
 
 
 def _image_processor(name: str, change: Change) -> Any:
-    kind = _class_of(IMAGE_PROCESSOR_MAPPING_NAMES.get(name) or IMAGE_PROCESSOR_MAPPING_NAMES["qwen2_vl"])
+    kind = _class_of(
+        change.sees or IMAGE_PROCESSOR_MAPPING_NAMES.get(name) or IMAGE_PROCESSOR_MAPPING_NAMES["qwen2_vl"]
+    )
     settings: dict[str, Any] = {}
     for setting, small in OF_IMAGES.items():
         value = getattr(kind, setting, None)
@@ -396,7 +449,12 @@ def _size(size: Mapping[str, int]) -> Mapping[str, int]:
 def tiny_image_model(config: Any, seed: int = 0) -> Any:
     """Return a tiny model whose weights all matter."""
     torch.manual_seed(seed)
-    return with_weights_that_matter(AutoModelForImageTextToText.from_config(config, dtype=torch.float32))
+    model = with_weights_that_matter(AutoModelForImageTextToText.from_config(config, dtype=torch.float32))
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):  # so that deep encoders pass images on
+                module.weight.normal_(std=(2 / module.weight[0].numel()) ** 0.5)
+    return model
 
 
 def write_tiny_image(name: str, folder: Path) -> Any:

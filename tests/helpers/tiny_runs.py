@@ -98,7 +98,9 @@ def run_training(
     *,
     validation: Sequence[Any] | None = None,
 ) -> Trained:
-    """Train in this process; `changes` are dotted keys over `BASE`."""
+    """Train in this process; `changes` are dotted keys over `BASE`. Epochs are saved, which are short."""
     settings = {**BASE, "model.path": str(model), "logging.output": str(output), **(changes or {})}
+    if not any(name.endswith(("save_steps", "save_strategy")) for name in settings):
+        settings["checkpoint.save_strategy"] = "epoch"
     summary = train(config_from_mapping(settings), rows=rows, validation_rows=validation)
     return Trained(summary, output / model.name / settings["logging.run_name"])

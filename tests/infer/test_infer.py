@@ -186,6 +186,19 @@ def test_samples_depend_on_seed(adapters: Trained, capsys: pytest.CaptureFixture
     assert drawn(1) == drawn(1) != drawn(2)
 
 
+@pytest.mark.parametrize("typed", ["chat no/such/folder", "infer no/such/folder", "eval no/such/folder --dataset d"])
+def test_missing_folder_is_refused_before_imports(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def importing(_options: object) -> None:
+        raise AssertionError("torch is imported first")
+
+    for module in ("infer", "eval"):
+        monkeypatch.setattr(f"swift_infer.commands.{module}.quiet_libraries", importing)
+    assert run(typed.split()) == 2
+    assert "Folder no/such/folder does not exist" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

@@ -121,6 +121,16 @@ def test_stop_string_ends_completion_and_is_omitted(chat_engine: LocalChatEngine
     assert len(completion.token_ids) < 40
 
 
+def test_special_token_is_a_stop_string(chat_engine: LocalChatEngine) -> None:
+    """A special token that --stop names ends a completion, though decoding leaves it out."""
+    tokenizer = chat_engine.tokenizer
+    mark = tokenizer.eos_token
+    stops = StopStrings(tokenizer, (mark,))
+    said = tokenizer.encode("an answer", add_special_tokens=False)
+    assert not stops.is_over(said)
+    assert stops.is_over([*said, tokenizer.convert_tokens_to_ids(mark)])
+
+
 def test_text_that_may_be_the_beginning_of_a_stop_string_waits(chat_engine: LocalChatEngine) -> None:
     stops = StopStrings(chat_engine.tokenizer, ("###", "\nQ:"))
     assert stops.certain("an answer#") == "an answer"

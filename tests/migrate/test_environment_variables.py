@@ -49,7 +49,7 @@ def test_variables_set_options_and_name_flags(
         monkeypatch.setenv(variable, typed)
     run = parsed(f"sft --task_type {task} --model m --dataset d")
     for variable, (typed, option, value) in variables.items():
-        assert getattr(run.objective_options, option) == value
+        assert getattr(run.objective.options, option) == value
         (note,) = [note for note in run.notes if variable in note]
         assert f"--objective.{option} {typed}" in note
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pluggy
 import pytest
 from pydantic import Field
 
-from swift import hookspecs
+from swift import hookspecs, toolkit
 from swift.config.sections import Section
 
 
@@ -30,6 +31,21 @@ def test_every_hook_is_in_reference_with_arguments() -> None:
         (line,) = [line for line in page.splitlines() if line.startswith(f"def {name}(")]
         arguments = [part.split(":")[0].strip() for part in line.partition("(")[2].partition(")")[0].split(",")]
         assert [name for name in arguments if name] == list(caller.spec.argnames)
+
+
+def test_every_name_of_the_toolkit_is_in_reference() -> None:
+    page = (docs.REFERENCE / "toolkit.md").read_text()
+    assert sorted(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == sorted(toolkit.__all__)
+    assert "def accumulate(" in page
+    assert "- `clip(run: Run) -> float`: Clip the whole gradient" in page
+
+
+def test_a_name_of_the_toolkit_without_docstring_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toolkit.py").write_text('"""Some names."""\n\nfrom swift.parts import silent\n')
+    (tmp_path / "parts.py").write_text("def silent(): ...\n")
+    monkeypatch.setattr(docs, "CORE_SOURCE", tmp_path)
+    with pytest.raises(docs.Undocumented, match=r"swift\.toolkit\.silent has no docstring"):
+        docs.toolkit_page(tmp_path / "toolkit.py")
 
 
 def test_a_page_that_is_out_of_date_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,12 @@ def test_packages_and_extras_of_core_pin_each_other() -> None:
         assert str(extras[project(package)["name"]].specifier) == f"=={core['version']}"
 
 
+def test_standard_extra_has_all_but_backends_and_engines() -> None:
+    (standard,) = project(CORE)["optional-dependencies"]["standard"]
+    others = {each.name for each in PACKAGES if not each.name.startswith(("backend-", "export-"))}
+    assert Requirement(standard).extras == others - {"core", "testing"}
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_imports_of_a_package_are_declared(package: Path) -> None:
     (source,) = (each.parent for each in package.glob("src/*/__init__.py"))
@@ -54,7 +60,7 @@ def test_imports_of_a_package_are_declared(package: Path) -> None:
     installed = metadata.packages_distributions()
     distributions = {**installed, "swift": ["swift-core"], "mlflow": ["mlflow-skinny"], "triton": ["torch"]}
     undeclared = set()
-    for file in source.rglob("*.py"):
+    for file in import_rules.sources(source):
         for each in import_rules.imports(file, import_rules.module_name(file, source)):
             if each.top in {source.name, *sys.stdlib_module_names}:
                 continue

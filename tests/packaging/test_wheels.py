@@ -45,10 +45,14 @@ def test_core_alone_lists_the_torch_backend_and_no_other(alone: Path) -> None:
 
 
 def test_core_alone_names_kit_and_demo_install(alone: Path) -> None:
-    for arguments, extra in ((("plugins", "--try", "torch"), "testing"), (("demo",), "demo")):
+    for arguments, extra in (
+        (("plugins", "--try", "torch"), "testing"),
+        (("plugins", "new", "tuner", "mine"), "testing"),
+        (("demo",), "demo"),
+    ):
         asked = swift(alone, *arguments)
         assert asked.returncode in (2, 3)
-        assert f'pip install "swift-core[{extra}]"' in asked.stdout + asked.stderr
+        assert f'core[{extra}]"' in asked.stdout + asked.stderr
         assert "Traceback" not in asked.stderr
 
 

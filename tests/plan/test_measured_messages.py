@@ -124,7 +124,7 @@ def test_messages_are_timed_once_and_reused(folder: Path, monkeypatch: pytest.Mo
     """Messages between real processes are timed once and later plans rest on them."""
     monkeypatch.setattr(collectives, "SIZES", SIZES[:4])
     words = [*PLAN, "--backend", "fsdp", "--dp_shard", "2"]
-    ended = typed([*words, "--level", "3"], folder)
+    ended = typed([*words, "--level", "3", "--explain", "1"], folder)
     assert ended.code == 0, ended.output
     for said in ("all_gather of 2: ", "messages measured", "in one group of processes"):
         assert said in ended.output

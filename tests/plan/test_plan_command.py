@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -25,16 +26,58 @@ def _json(words: list[str], folder: Path) -> dict[str, Any]:
     return json.loads(ended.output)  # type: ignore[no-any-return]
 
 
+def test_plan_is_five_lines(tmp_path: Path) -> None:
+    """The best plan, the next, and a command that runs as it is printed; the table only on request."""
+    ended = typed(LLAMA, tmp_path)
+    heading, best, behind, run, basis = ended.output.splitlines()
+    assert heading.startswith("meta-llama/Llama-3.1-8B: 8.03 billion parameters; 8xH100; ")
+    assert re.match(r"Fastest: .* GiB, .* per step, .* tokens/day$", best)
+    assert "Plan 2 (" in behind
+    assert " --dataset data.jsonl " in run
+    assert "--top 5 lists plans" in basis
+
+
+def test_plans_that_differ_in_pipeline_parts_are_one(tmp_path: Path) -> None:
+    layouts = [{**plan["layout"], "vpp": 1, "backend": plan["variant"] or plan["backend"]} for plan in
+               _json([*LLAMA, "--top", "40"], tmp_path)["fits"]]  # fmt: skip
+    assert len(layouts) == 40
+    assert all(layout not in layouts[:index] for index, layout in enumerate(layouts))
+
+
+def test_equal_modes_of_backend_are_one_plan(tmp_path: Path) -> None:
+    """ZeRO 1 and 2 need the same on one device."""
+    words = ["plan", "qwen3-8b", "--gpus", "1xH200", "--train_type", "lora", "--per_device_train_batch_size", "1"]
+    modes = [plan["variant"] for plan in _json([*words, "--gradient_checkpointing", "false"], tmp_path)["fits"]]
+    assert ("zero1" in modes) != ("zero2" in modes)
+
+
 def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
-    ended = typed([*LLAMA, "--price", "2"], tmp_path)
+    ended = typed([*LLAMA, "--price", "2", "--top", "5"], tmp_path)
     assert ended.code == 0, ended.output
     assert "8.03 billion parameters; 8xH100; 64 rows of 8192 tokens per step (assumed" in ended.output
     assert "Plans that fit, fastest first" in ended.output
     assert "10⁹ tokens cost" in ended.output
-    assert "is slower than plan 1: " in ended.output
+    assert re.search(r"Plan \d+ \(.*\) is (slower: |as fast, with )", ended.output)
     assert "Common rule of thumb, for comparison: 96 GB over all devices" in ended.output
     for backend in ("megatron", "fsdp", "zero1", "zero3"):  # the best of each is shown, wherever it stands
         assert f"  {backend} " in ended.output
+
+
+def test_encoders_have_plans_for_vectors_alone(tmp_path: Path) -> None:
+    """Megatron, which has no encoders, is named as refused; the task is kept in the command."""
+    sizes = {"hidden_size": 384, "num_attention_heads": 12, "num_hidden_layers": 6, "intermediate_size": 1536}
+    bert = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(bert))
+    words = ["plan", "config.json", "--gpus", "2xH100", "--train_type", "full", "--max_length", "512"]
+    ended = typed([*words, "--task_type", "embedding"], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "22.6 million parameters" in ended.output or "0.02 billion parameters" in ended.output
+    assert "--task_type embedding" in ended.output
+    assert "megatron does not support some layouts: Megatron does not train bert" in ended.output
+    assert "  fsdp " in ended.output
+    language_model = typed(words, tmp_path)
+    assert language_model.code == 2
+    assert "is an encoder (bert)" in language_model.output
 
 
 def test_many_devices_show_failure_advice(tmp_path: Path) -> None:
@@ -69,9 +112,11 @@ def test_every_plan_is_a_valid_command(tmp_path: Path) -> None:
     plans = _json([*LLAMA, "--top", "40"], tmp_path)["fits"]
     assert len(plans) == 40
     assert len({plan["backend"] for plan in plans}) > 1
+    (tmp_path / "data.jsonl").touch()
     for plan in plans[::5]:
         words = shlex.split(plan["command"])
-        assert words[:2] == ["swift", "sft"]
+        assert words[:6] == ["swift", "sft", "--model", "llama-3.1-8b", "--train_type", "full"]
+        assert "data.jsonl" in words
         shown = typed(["config", "show", *words[1:]], tmp_path)
         assert shown.code == 0, f"{plan['command']}: {shown.output}"
         assert f"name: {plan['backend']}" in shown.output
@@ -126,6 +171,15 @@ def test_products_in_fp8_are_planned_for_devices_that_have_them(backend: str, tm
     assert 1.3 < slow["seconds"]["arithmetic"] / fast["seconds"]["arithmetic"] < 1.6
     copies = fast["memory_bytes"].get("casts of weights to FP8", 0)
     assert copies == (pytest.approx(2 * 6.98e9 / 2, rel=0.01) if backend == "megatron" else 0)
+
+
+def test_tensor_parallel_embedding_is_whole_but_on_megatron(tmp_path: Path) -> None:
+    """FSDP2's tensor parallel processes each have embedding and head whole; Megatron's share them."""
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "lora", "--tp", "8", "--top", "1"]
+    ends, layers = 2 * 128256 * 4096, 8.03e9 - 2 * 128256 * 4096
+    for backend, values in {"fsdp": ends + layers / 8, "megatron": (ends + layers) / 8}.items():
+        plan = _json([*words, "--backend", backend], tmp_path)["fits"][0]
+        assert plan["memory_bytes"]["weights"] == pytest.approx(2 * values, rel=0.03), backend
 
 
 def test_nothing_fitting_shows_nearest_layouts(tmp_path: Path) -> None:
@@ -210,7 +264,7 @@ def test_useless_time_bar_points_to_measure(
     monkeypatch.setenv("SWIFT_PLAN_LEDGER", str(tmp_path / "plans.jsonl"))
     for _ in range(20):
         ledger.add(LedgerEntry("fsdp", "H100", 0, {}, 10**9, 1e10, 1e10, 1.0, times))
-    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--backend", "fsdp"]
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--backend", "fsdp", "--explain", "1"]
     (line,) = (each for each in typed(words, tmp_path).output.splitlines() if each.startswith("one step "))
     assert shown in line
     assert ("past runs took up to 40 times as long: use --measure 5" in line) == (times > 3)

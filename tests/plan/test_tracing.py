@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swift.planning import planned_backends
-from swift_plan.memory import ProcessLayout, layer_sizes, transformers_layer
+from swift_plan.memory import Activations, ProcessLayout, layer_sizes, transformers_layer
 from swift_plan.shape import shape_of
 from swift_plan.tracing import LiveBytes, Trace
 from swift_plan.workload import Workload
@@ -16,6 +16,12 @@ from swift_plan.workload import Workload
 _CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
     "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+_BERT = {
+    "model_type": "bert", "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "vocab_size": 512,
 }  # fmt: skip
 
 
@@ -66,6 +72,38 @@ def test_adapters_that_drop_inputs_keep_them_once_more() -> None:
     ranks = 4 * 7 * 8
     assert plain == pytest.approx(_counted(adapted=True) + ranks, rel=0.03)
     assert drops == pytest.approx(_counted(adapted=True, drops=True) + copies + ranks, rel=0.03)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("drops", [0.0, 0.1])
+def test_encoder_activations_match_autograd(drops: float) -> None:
+    """A layer of an encoder keeps what autograd saves of it, also where the model drops values; there are no logits."""
+    config = {**_BERT, "hidden_dropout_prob": drops, "attention_probs_dropout_prob": drops}
+    words = ["--model", "x", "--backend", "torch", "--torch_dtype", "float32", "--train_type", "full"]
+    (backend,), _ = planned_backends([*words, "--task_type", "embedding"], "sft")
+    trace = Trace(backend, config, length=48, compute_bytes=4.0, on_cpu=True)
+    one, two = (_saved_by_an_encoder({**config, "num_hidden_layers": blocks}) for blocks in (1, 2))
+    assert trace.layer(recompute=False).kept * 48 == pytest.approx(two - one, rel=0.01)
+    shape, run = shape_of(config, "x", "embedding"), backend.run({}, 1)
+    work = Workload(1, 48, False, 4.0, adapted=False, on_cpu=True)
+    assert Activations(backend, run, shape, work, trace)._loss(48) < 4 * 48 * 512
+
+
+def _saved_by_an_encoder(config: dict[str, Any]) -> int:
+    """Return the bytes that autograd saves in a forward pass, but for weights."""
+    from transformers import AutoConfig, AutoModel
+
+    model = AutoModel.from_config(AutoConfig.for_model(**config), add_pooling_layer=False).train()
+    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
+        model(torch.zeros(1, 48, dtype=torch.long))
+    return sum(each.untyped_storage().nbytes() for place, each in saved.items() if place not in weights)
 
 
 @pytest.mark.full

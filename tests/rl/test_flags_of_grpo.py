@@ -28,7 +28,7 @@ def test_ppo_as_people_type_it_is_typed_by_the_options() -> None:
     line = "--num_ppo_epochs 2 --num_mini_batches 4 --whiten_rewards true --kl_coef 0.02 --cliprange 0.1 --vf_coef 0.5 "
     line += "--cliprange_value 0.3 --gamma 0.99 --lam 0.9 --missing_eos_penalty 1.0 --response_length 64 "
     line += "--critic_lr 1e-5 --critic_warmup 3 --kl_target 0.1 --reward_model rm --temperature 0.7"
-    objective = parse(["--rlhf_type", "ppo", *line.split()], "rlhf", complete=False).objective_options.model_dump()
+    objective = parse(["--rlhf_type", "ppo", *line.split()], "rlhf", complete=False).objective.options.model_dump()
     expected = {"num_ppo_epochs": 2, "num_mini_batches": 4, "whiten_rewards": True, "kl_coef": 0.02, "cliprange": 0.1}
     expected |= {"vf_coef": 0.5, "cliprange_value": 0.3, "gamma": 0.99, "lam": 0.9, "missing_eos_penalty": 1.0}
     expected |= {"max_completion_length": 64, "critic_lr": 1e-5, "critic_warmup": 3, "kl_target": 0.1}
@@ -47,7 +47,7 @@ def carried(command: str) -> tuple[ImportedRun, dict[str, Any]]:
     """What becomes of a recipe, and its objective as the options of this package settle it."""
     run = imported(read_runs(command)[0])
     parsed = config_from_mapping(yaml.safe_load(run.text), "rlhf")
-    return run, parsed.objective_options.model_dump()
+    return run, parsed.objective.options.model_dump()
 
 
 def test_ppo_recipes_use_reward_model_as_critic() -> None:
@@ -97,7 +97,7 @@ def test_a_recipe_as_people_type_it_is_typed_by_the_options() -> None:
     line = "--num_generations 16 --epsilon_high 0.28 --reward_funcs accuracy soft_overlong --reward_weights 1 0.5 "
     line += "--soft_cache_length 64 --mask_truncated_completions true --scale_rewards False --beta 0 --top_k -1 "
     line += "--rollout_importance_sampling_mode token_truncate --stop_words </answer> --dynamic_sample true"
-    objective = parse(["--rlhf_type", "grpo", *line.split()], "rlhf", complete=False).objective_options.model_dump()
+    objective = parse(["--rlhf_type", "grpo", *line.split()], "rlhf", complete=False).objective.options.model_dump()
     expected = {"num_generations": 16, "epsilon_high": 0.28, "reward_funcs": ("accuracy", "soft_overlong")}
     expected |= {"reward_weights": (1.0, 0.5), "overlong_filter": True, "scale_rewards": "none", "beta": 0.0}
     expected |= {"top_k": 0, "stop_words": ("</answer>",), "dynamic_sample": True, "soft_cache_length": 64}

@@ -331,6 +331,22 @@ class AttendsAcrossSamples(DataParallelBackend):
             module.packing_of = real
 
 
+@caught_by("trajectory", "encoder, lora, packed")
+class EncodesCausally(DataParallelBackend):
+    """A token of an encoder sees only those before it."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.models import attention_both_ways as module
+
+        real = module.scaled_dot_product_attention
+        module.scaled_dot_product_attention = partial(real, is_causal=True)
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            module.scaled_dot_product_attention = real
+
+
 @caught_by("processes_agree")
 class ReportsItsOwnLoss(DataParallelBackend):
     """The loss of this process's slice."""

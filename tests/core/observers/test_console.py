@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples
-from swift.observers import console
+from swift.observers import console, facts
 from swift.observers.console import ConsoleObserver
 from swift.terminal import can_redraw, print_line, waiting
 
@@ -16,9 +16,7 @@ def test_without_a_terminal_each_logged_step_is_one_plain_line(make_run, drive, 
     drive(ConsoleObserver(), make_run(), range(1, 13))
     steps = [text for text in said if text.startswith("step ")]
     assert [text.split()[1] for text in steps] == ["1/12", "5/12", "10/12", "12/12"]
-    assert all(
-        part in steps[1] for part in ("loss 0.2", "lr 2e-05", "grad norm 0.5", "200 tokens/s", "1.5 GiB", "left")
-    )
+    assert all(part in steps[1] for part in ("loss 0.2", "lr 2e-05", "grad norm 0.5", "200 tok/s", "1.5 GiB", "left"))
     assert not any("\x1b" in text or "\r" in text or "\n" in text for text in said)
     assert capsys.readouterr().out == ""
 
@@ -37,7 +35,7 @@ def test_preference_lines_show_zero_accuracy_and_margin(make_run, drive, said):
     metrics = {"rewards_chosen": 1.0, "reward_accuracy": 0.0, "reward_margin": -0.25, "logps_chosen": -7.0}
     drive(ConsoleObserver(), make_run(objective={"name": "dpo"}), range(1, 2), metrics=metrics)
     line = next(text for text in said if text.startswith("step "))
-    assert "reward accuracy 0  reward margin -0.25" in line
+    assert "reward acc 0  margin -0.25" in line
     assert "logps" not in line
 
 
@@ -49,6 +47,17 @@ def test_a_terminal_keeps_the_lines_when_the_bar_is_gone(make_run, drive, termin
     assert all("loss" in line for line in lines)
     assert sum("saved" in line for line in screen.lines) == 1
     assert not [line for line in screen.lines if "━" in line or "waiting" in line]
+
+
+def test_logged_lines_fit_80_columns(make_run, drive, terminal):
+    """On a terminal of 80 columns no logged line wraps, and the loss, gradient norm and metrics of a long run stay."""
+    slow = {"grad_norm": 123.456, "learning_rate": 1.23456e-5, "loss": 1.23456}
+    with terminal(columns=80) as screen:
+        run = replace(make_run(total_steps=20_000), say=print_line)
+        drive(ConsoleObserver(), run, range(9_990, 10_001), **slow)
+    lines = [line for line in screen.lines if line.startswith("step ")]
+    assert lines[-1].startswith("step 10000/20000  loss 1.235  grad norm 123  acc 100  200 tok/s")
+    assert max(map(len, lines)) <= 80
 
 
 def test_waiting_note_replaces_figures_under_bar(make_run, terminal, make_summary):
@@ -127,6 +136,21 @@ def test_a_completed_run_ends_with_commands_that_use_it(make_run, drive, said, m
     assert f"swift export {run.folder}/checkpoint-12 --to hf" in ending
 
 
+def test_paths_are_relative_to_the_working_directory(make_run, drive, said, make_summary, monkeypatch):
+    run = make_run()
+    monkeypatch.chdir(run.folder.parent.parent)
+    drive(
+        ConsoleObserver(),
+        run,
+        range(1, 13),
+        save_at={12},
+        summary=make_summary(checkpoint=run.folder / "checkpoint-12"),
+    )
+    assert "  saved Qwen3-0.6B/v0-20260101-000000/checkpoint-12" in said
+    assert "Chat: swift chat Qwen3-0.6B/v0-20260101-000000/checkpoint-12" in said
+    assert str(run.folder) not in "\n".join(said)
+
+
 def test_scoring_run_ends_with_usage_command(make_run, drive, said, make_summary):
     """A run of a model that writes no text ends with a command that asks it."""
     run = make_run(model={"task": "embedding"})
@@ -151,6 +175,21 @@ def test_unusable_samples_stand_in_the_summary(make_run, drive, said):
     assert "Unusable samples: 1,203 (too long 1,200, bad roles 3)." in said
 
 
+def test_first_large_checkpoint_shows_the_space_of_all(make_run, said, tmp_path, monkeypatch):
+    """The size of a checkpoint, and of as many as are kept, is printed once, unless it is small."""
+    observer, run = ConsoleObserver(), make_run(steps=1)
+    observer.swift_checkpoint_saved(run, 1, tmp_path)
+    assert said == [f"  saved {tmp_path}"]
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "weights.safetensors").write_bytes(b"0" * 2_000)
+    monkeypatch.setattr(facts, "_NOTABLE", 1e-6)
+    observer = ConsoleObserver()
+    for step in (2, 3):
+        observer.swift_checkpoint_saved(run, step, tmp_path)
+    sizes = [text for text in said if "takes" in text]
+    assert sizes == ["  a checkpoint takes 0.0 GB; up to 4 are kept (--save_total_limit 3): 0.0 GB"]
+
+
 def test_observers_load_without_torch_and_rich():
     names = ["swift.observers.console", "swift.observers.jsonl", "swift_trackers.tensorboard", "swift_trackers.report"]
     imports = "; ".join(f"import {name}" for name in names)
@@ -171,3 +210,8 @@ def test_measured_step_shows_breakdown_and_slow_rank_once(make_run, measured, sa
     times = "  time: computing 65%, communication 20%, waiting for data 5%, optimizer 10%"
     slow = "  process 1 on b slows down the others: its step takes 1s without communication (median: 0.6s)"
     assert [text for text in said if not text.startswith("step")] == [times, slow, times]
+
+    said.clear()
+    generated = replace(measured(3).result, metrics={"seconds_generating": 2.5})
+    observer.swift_step_end(run, replace(measured(3), result=generated))
+    assert times.replace("data", "completions") in said

@@ -77,7 +77,7 @@ def test_lr_schedules_match_transformers_at_every_step(name, kwargs, warmup: int
     [
         (
             {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}},
-            "The schedule 'linear' has no option power",
+            "The schedule 'linear' does not take optim.schedule_options.power",
         ),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "needs a minimum learning rate"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "depend on the step only"),
@@ -136,5 +136,5 @@ def test_warm_up_steps_outrank_the_ratio_which_is_rounded_up() -> None:
 
 
 def test_schedules_and_aliases_need_no_torch() -> None:
-    code = "import sys, swift.optim.schedule, swift.models.aliases; assert 'torch' not in sys.modules"
+    code = "import sys, swift.optim.schedule, swift.model_names; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

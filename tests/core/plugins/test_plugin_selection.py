@@ -20,7 +20,7 @@ from swift.plugins.load import load, load_backend, load_command, load_observers
 BROKEN = [
     ("broken-import", "acme-import", "No module named 'acme_needs_this'", "pip install --upgrade acme-import"),
     ("crashing", "acme-crash", "RuntimeError: no driver", "pip install --upgrade acme-crash"),
-    ("future", "acme-future", "hook API 1.1, but this core has 1.0", "pip install --upgrade swift-core"),
+    ("future", "acme-future", "hook API 1.1, but this core has 1.0", "packages/core"),
     ("ancient", "acme-ancient", "hook API 0.7, but this core has 1.0", "pip install --upgrade acme-ancient"),
     ("silent", "acme-silent", "declares no hook API", "HOOK_API = (1, 0)"),
     ("misspelt", "acme-misspelt", "unknown hook 'swift_trian_step'", "Did you mean 'swift_train_step'?"),
@@ -29,7 +29,7 @@ BROKEN = [
     ("undecorated", "acme-undecorated", "swift_train_step without @hookimpl", "Decorate it"),
     ("default", "acme-default", "gives 'batch' of swift_train_step a default value", "without '='"),
     ("argument", "acme-argument", "has the parameter 'batches' in swift_train_step", "Did you mean 'batch'?"),
-    ("newer-core", "acme-newer-core", "needs swift-core >=99", 'pip install --upgrade "swift-core>=99"'),
+    ("newer-core", "acme-newer-core", "needs swift-core >=99", "packages/core"),
     (
         "no-capabilities",
         "acme-capable",

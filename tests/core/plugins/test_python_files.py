@@ -78,7 +78,7 @@ def test_objective_in_a_file_is_named_by_its_whole_path(folder: Path) -> None:
     """The configuration means the same in every folder."""
     parsed = parse(["--objective", "focal_loss.py:Focal", "--objective.sharpness", "1"], "train", complete=False)
     assert parsed.config.objective.name == f"{folder}/focal_loss.py:Focal"
-    assert parsed.objective_options.sharpness == 1.0
+    assert parsed.objective.options.sharpness == 1.0
 
 
 @pytest.mark.parametrize("flags", [["--focus", "1"], ["--focus=1"], ["--objective.sharpness", "1"]])
@@ -87,9 +87,9 @@ def test_options_of_plugins_have_aliases(folder: Path, flags: list[str], first: 
     """They are found wherever the plugin is named, and take no flag from core."""
     named = ["--objective", "focal_loss.py:Focal"]
     parsed = parse([*flags, *named] if first else [*named, *flags], "train", complete=False)
-    assert parsed.objective_options.sharpness == 1.0
+    assert parsed.objective.options.sharpness == 1.0
     parsed = parse([*named, *flags, "--learning_rate", "3"], "train", complete=False)
-    assert (parsed.config.learning_rate, parsed.objective_options.sharpness) == (3.0, 1.0)
+    assert (parsed.config.learning_rate, parsed.objective.options.sharpness) == (3.0, 1.0)
     with pytest.raises(ConfigError, match="Unknown flag --focus"):
         parse(["--focus", "1"], "train", complete=False)
 
@@ -149,7 +149,7 @@ def test_file_may_have_any_name(folder: Path, file: str) -> None:
     """A file replaces no module of the same name, and need not be a module's."""
     (folder / file).write_text(FOCAL)
     parsed = parse(["--objective", f"{file}:Focal", "--objective.sharpness", "1"], "train", complete=False)
-    assert parsed.objective_options.sharpness == 1.0
+    assert parsed.objective.options.sharpness == 1.0
     assert sys.modules["json"] is json
 
 

@@ -51,9 +51,9 @@ def test_unknown_scheme_lists_offered_ones(
 def test_missing_quantizing_exporter_names_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without an exporter that quantizes what installs one is named."""
     monkeypatch.setenv("SWIFT_PLUGINS", "")
-    with pytest.raises(PluginError, match=r'offers --quant acme3\.\nRun: pip install "swift-core\['):
+    with pytest.raises(PluginError, match=r"offers --quant acme3\.\nRun: .*core\["):
         find_scheme("acme3", "hf")
-    with pytest.raises(UsageError, match=r'--quant-tolerance needs --quant.*\nRun: pip install "swift-core\['):
+    with pytest.raises(UsageError, match=r"--quant-tolerance needs --quant.*\nRun: .*core\["):
         requested_scheme("hf", ExportOptions(quant_tolerance=0.1))
 
 
@@ -79,11 +79,11 @@ def test_doctor_names_install_of_engine_library(
 ) -> None:
     (missing,) = examine_engines()
     assert missing.what == "ask is not installed, which swift serve needs (--python selects another environment)"
-    assert missing.fix == 'pip install "acme-ask[answers]"'
+    assert missing.fix.endswith('pip install "acme-ask[answers]"')
     install([Distribution("acme-answers", "", {})], tmp_path / "site", tmp_path / "wheels")
     monkeypatch.syspath_prepend(tmp_path / "site")
     (there,) = examine_engines()
     assert (there.what, there.verdict) == ("acme-answers 1.0, built for GPUs", "ok")
     monkeypatch.setenv("SWIFT_PLUGINS", "")
     (none,) = examine_engines()
-    assert none.fix.startswith('pip install "swift-core[')
+    assert "core[" in none.fix

@@ -55,7 +55,7 @@ def test_shared_error_is_printed_once(place: Path) -> None:
         assert run.code() == 2, run.output
         assert run.leaves_nothing()
     assert run.output.count("Error:") == 1
-    assert run.output.count("7 rows per optimizer step cannot be divided evenly over 2 processes.") == 1
+    assert run.output.count("train.global_batch 7 cannot be divided evenly over 2 processes.") == 1
     assert noise(run.output) == []
     assert not (place / "output").exists()
 

@@ -12,6 +12,7 @@ from tiny_runs import BASE, Trained, conversations, run_training
 from swift.checkpoint.storage import INDEX
 from swift.errors import CheckpointError, ConfigError
 from swift.parsing import config_from_mapping
+from swift.train import due
 from swift.train.loop import train
 
 ROWS = conversations(8)
@@ -39,19 +40,32 @@ def evaluated(trained: Trained) -> list[int]:
 
 def test_long_run_keeps_three_checkpoints_and_best(tiny: Path, tmp_path: Path) -> None:
     """A run of many epochs keeps three checkpoints and the best by default."""
-    trained = train_as_by_default(tiny, tmp_path, {})
+    epochs = {"save_strategy": "epoch"}
+    trained = train_as_by_default(tiny, tmp_path, epochs)
     assert checkpoints(trained) == [10, 12, 14]
-    rising = {"optim.lr": 2.0, "optim.warmup_steps": 0, "optim.schedule": "constant", "logging.run_name": "rising"}
+    rising = {
+        **epochs,
+        "optim.lr": 2.0,
+        "optim.warmup_steps": 0,
+        "optim.schedule": "constant",
+        "logging.run_name": "rising",
+    }
     trained = train_as_by_default(tiny, tmp_path, rising, validation_rows=HELD_OUT)
     best = min(evaluated(trained), key=lambda step: trained.lines[step]["eval_loss"])
     assert best < 10
     assert checkpoints(trained) == [best, 10, 12, 14]
-    everything = {"checkpoint.keep": None, "logging.run_name": "all", "train.max_steps": 10}
+    everything = {**epochs, "checkpoint.keep": None, "logging.run_name": "all", "train.max_steps": 10}
     trained = run_training(tiny, tmp_path, ROWS, {**EPOCHS, **everything})
     assert checkpoints(trained) == [2, 4, 6, 8, 10]
-    resumed = {"checkpoint.resume": str(trained.folder), "logging.run_name": "all"}
+    resumed = {**epochs, "checkpoint.resume": str(trained.folder), "logging.run_name": "all"}
     trained = train_as_by_default(tiny, tmp_path, resumed)
     assert checkpoints(trained) == [2, 4, 6, 8, 10, 12, 14], "a resumed run does not remove what it was told to keep"
+
+
+def test_small_data_is_not_saved_after_each_epoch(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an interval, a run saves after as many whole epochs as have the fewest steps together."""
+    monkeypatch.setattr(due, "FEWEST_STEPS", 5)
+    assert checkpoints(train_as_by_default(tiny, tmp_path, {"train.max_steps": 13})) == [6, 12, 13]
 
 
 def test_ratios_and_strategies_set_save_eval_and_log_steps(

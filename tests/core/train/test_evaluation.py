@@ -133,8 +133,8 @@ def test_early_stopping_without_a_validation_set_is_refused(tiny: Path, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_default_saves_and_evaluates_each_epoch(tiny: Path, tmp_path: Path) -> None:
-    """Without a number a run is saved and evaluated at the end of each epoch."""
+def test_epoch_strategy_saves_and_evaluates_each_epoch(tiny: Path, tmp_path: Path) -> None:
+    """A run is saved and evaluated at the end of each epoch, and after its last step."""
     changes = {"train.max_steps": None, "train.epochs": 2.5, "train.micro_batch": 8, "checkpoint.save_last": True}
     trained = run_training(tiny, tmp_path, ROWS, changes, validation=HELD_OUT)
     assert [step for step, line in trained.lines.items() if "eval_loss" in line] == [3, 6, 8]

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from swift import TorchOptions
+from swift.errors import about
 from swift_backend_deepspeed.ds_json import implied_settings, read_config
 
 DEFAULT = "zero2"
@@ -25,7 +26,8 @@ class DeepSpeedOptions(TorchOptions):
     @classmethod
     def _read(cls, given: Any) -> dict[str, Any]:
         """Return the content of the file, so that a run's own configuration says all that it was made of."""
-        return read_config(given)
+        with about("backend.config"):
+            return read_config(given)
 
     @property
     def content(self) -> dict[str, Any]:

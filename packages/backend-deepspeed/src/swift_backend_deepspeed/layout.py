@@ -49,7 +49,8 @@ def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
     """Refuse what takes packed weights for numbers, under ZeRO 3."""
     if tuner.options(LoraOptions).dora:
         raise UnsupportedLayout(
-            f"DoRA computes with whole matrices, and ZeRO 3 gathers those of {tuner.quantize} for their layers alone.",
+            "tuner.dora computes with whole matrices, and ZeRO 3 gathers those of tuner.quantize "
+            f"{tuner.quantize} for their layers alone.",
             hint="Type --deepspeed zero2, or --tuner.dora false.",
         )
     zero = content["zero_optimization"]
@@ -58,8 +59,8 @@ def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
         keys.append("torch_autocast")
     if keys:
         raise UnsupportedLayout(
-            f"DeepSpeed's {keys[0]} changes bits of weights on their way to other processes, which packed ones "
-            f"({tuner.quantize}) do not survive.",
+            f"DeepSpeed's {keys[0]} changes bits of weights on their way to other processes, which those of "
+            f"tuner.quantize {tuner.quantize} do not survive.",
             hint='Leave the key out, or write "stage": 2.',
         )
 
@@ -71,27 +72,31 @@ def _check_slots(run: RequestedRun) -> None:
     other = [slot.name for slot in slots if slot.shape == "own" or (slot.shape == "scalar" and slot.name != "step")]
     if other:
         raise UnsupportedLayout(
-            f"ZeRO keeps flat shards of what is like the weights, and one count of steps; {name} keeps {other[0]}.",
+            f"ZeRO keeps flat shards of what is like the weights, and one count of steps; optim.name {name} keeps "
+            f"{other[0]}.",
             hint="Type --optim.name adamw, or --backend torch.",
         )
 
 
 def _check_tensor_parallel(run: RequestedRun, stage: int) -> None:
-    tuner = run.config.tuner
+    parallel, tuner = run.config.parallel, run.config.tuner
     if stage == 3:
         raise UnsupportedLayout(
-            "Under ZeRO 3 weights are cut into flat pieces as they are read, before AutoTP could cut matrices.",
+            f"parallel.tp {parallel.tp} cannot be combined with ZeRO 3: weights are cut into flat pieces as they are "
+            "read, before AutoTP could cut matrices.",
             hint="Type --deepspeed zero2 or zero1 with --parallel.tp, zero3 without it, or --backend fsdp for both.",
         )
-    if run.config.parallel.ulysses > 1:
+    if parallel.ulysses > 1:
         raise UnsupportedLayout(
-            "DeepSpeed joins AutoTP with one more way of parallel training only: the data.",
+            f"DeepSpeed does not combine parallel.tp {parallel.tp} with parallel.ulysses {parallel.ulysses}.",
             hint="Type --parallel.tp 1 or --parallel.ulysses 1, or --backend fsdp for both.",
         )
     if tuner.quantize != "none" or tuner.options(LoraOptions).dora:
-        what = tuner.quantize if tuner.quantize != "none" else "DoRA, whose magnitudes belong to whole rows,"
+        dora = "tuner.dora, whose magnitudes belong to whole rows,"
+        what = f"tuner.quantize {tuner.quantize}" if tuner.quantize != "none" else dora
         raise UnsupportedLayout(
-            f"AutoTP cuts plain matrices: {what} cannot be used with it.", hint="Type --parallel.tp 1"
+            f"{what} cannot be used with parallel.tp {parallel.tp}: AutoTP cuts plain matrices.",
+            hint="Type --parallel.tp 1",
         )
 
 
@@ -130,7 +135,8 @@ def _check_nvme(run: RequestedRun, section: Mapping[str, Any], stage: int) -> No
         )
     if run.config.checkpoint.asynchronous:
         raise UnsupportedLayout(
-            "State on a disk is read and written again for a checkpoint, which training has to wait for.",
+            "checkpoint.asynchronous is on, but state on a disk is read and written again for a checkpoint, which "
+            "training has to wait for.",
             hint="Type --checkpoint.asynchronous false",
         )
     nvme_path = section.get("nvme_path")

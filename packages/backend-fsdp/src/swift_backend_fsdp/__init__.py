@@ -1,3 +1,3 @@
-"""The FSDP2 backend of swift: `pip install "swift-core[fsdp]"`, then `--backend fsdp`."""
+"""The FSDP2 backend of swift: `--backend fsdp`."""
 
 __version__ = "0.1.0"

@@ -25,7 +25,7 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     own = ProcessLayout.of(config.parallel, processes, replicas=replicas)
     if own.tp > 1 and own.ep > 1:
         raise UnsupportedLayout(
-            "FSDP has expert parallel or tensor parallel, not both.",
+            f"FSDP does not combine parallel.tp {own.tp} with parallel.ep {own.ep}.",
             hint="Type --parallel.tp 1, or for both --backend megatron",
         )
     if (own.shard * own.sequence) % own.ep:
@@ -56,18 +56,20 @@ def check_plan(run: RequestedRun) -> None:
         )
     if parallel.tp > 1 and tuner.quantize != "none":
         raise UnsupportedLayout(
-            f"tensor parallel cannot shard weights that are stored as {tuner.quantize}.",
+            f"parallel.tp {parallel.tp} cannot shard weights that tuner.quantize {tuner.quantize} stores.",
             hint="Type --parallel.tp 1 (FSDP shards them all the same), or --tuner.quantize none.",
         )
     if parallel.ep > 1 and tuner.quantize != "none":
         raise UnsupportedLayout(
-            f"expert parallel cannot distribute experts that are stored as {tuner.quantize}.",
+            f"parallel.ep {parallel.ep} cannot distribute experts that tuner.quantize {tuner.quantize} stores.",
             hint="Type --parallel.ep 1 (FSDP shards them all the same), or --tuner.quantize none.",
         )
     lora = tuner.options(LoraOptions)
     if parallel.tp > 1 and (lora.dora or lora.modules_to_save):
-        what = "DoRA needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"
-        raise UnsupportedLayout(f"{what}, which tensor parallel shards.", hint="Type --parallel.tp 1")
+        what = (
+            "tuner.dora needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"
+        )
+        raise UnsupportedLayout(f"{what}, which parallel.tp {parallel.tp} shards.", hint="Type --parallel.tp 1")
 
 
 def check_model(run: RequestedRun, model_config: Any) -> None:

@@ -244,10 +244,17 @@ def _check(root: FsdpRoot, meshes: Meshes) -> None:
         raise UnsupportedLayout(
             f"{kind} cannot be sharded block by block: {error}", hint="Type --backend deepspeed"
         ) from error
-    except RuntimeError as error:  # code that counts its own heads
-        if meshes.sizes.tp == 1 or isinstance(error, torch.OutOfMemoryError | dist.DistError):
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise
-        raise UnsupportedLayout(
+        if meshes.sizes.tp == 1:
+            if "DTensor" not in str(error):
+                raise
+            raise UnsupportedLayout(
+                f"{kind} cannot be sharded block by block: it calls `forward` of blocks, which gathers no weights.",
+                hint="Type --backend deepspeed",
+            ) from error
+        raise UnsupportedLayout(  # code that counts its own heads
             f"{kind} cannot be computed with sharded matrices: {str(error).splitlines()[0]}.",
             hint="Type --parallel.tp 1",
         ) from error

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from swift.contracts import RequestedRun
 from swift.errors import UnsupportedLayout
+from swift.installation import pip_install
 from swift_backend_megatron.config import MegatronConfig
 
 MULTIPLE = 16
@@ -21,6 +22,8 @@ _OLDEST_GPU = (8, 9)
 """The compute capability of the first GPUs with FP8: Ada and Hopper."""
 _OLDEST_ENGINE = Version("2.2")
 """The first Transformer Engine that scales by the tensor of the moment."""
+ENGINE = ("--no-build-isolation", "transformer-engine[pytorch]")
+"""What installs Transformer Engine."""
 _WITHOUT = "Type --backend.fp8 none"
 
 
@@ -62,12 +65,12 @@ def check_engine(needs: str) -> None:
     except metadata.PackageNotFoundError:
         raise UnsupportedLayout(
             f"{needs}, and it is not installed.",
-            hint=f"Run: pip install --no-build-isolation 'transformer-engine[pytorch]'   or type {_WITHOUT[5:]}",
+            hint=f"Run: {pip_install(*ENGINE)}   or type {_WITHOUT[5:]}",
         ) from None
     if Version(there) < _OLDEST_ENGINE:
         raise UnsupportedLayout(
             f"backend.fp8 needs Transformer Engine {_OLDEST_ENGINE} or newer, and {there} is installed.",
-            hint="Run: pip install --upgrade --no-build-isolation 'transformer-engine[pytorch]'",
+            hint=f"Run: {pip_install(*ENGINE, upgrade=True)}",
         )
 
 

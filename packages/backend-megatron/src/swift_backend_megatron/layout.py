@@ -26,7 +26,7 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     dense = processes // own.pp
     if dense % (own.ep * own.etp):
         raise UnsupportedLayout(
-            f"The experts' plan ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
+            f"The experts' layout ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
             f"it in each pipeline stage, which has {dense} (tp {own.tp} × cp {own.cp} × dp {own.data}).",
             hint=f"Start with --nproc {own.ep * own.etp * own.pp} or a multiple, or lower --parallel.ep.",
         )
@@ -80,8 +80,7 @@ def check_plan(run: RequestedRun) -> None:
         )
     if parallel.sequence_parallel and parallel.tp == 1:
         raise UnsupportedLayout(
-            "Megatron's sequence parallelism shards activations over the tensor parallel processes, and "
-            "parallel.tp is 1.",
+            "parallel.sequence_parallel shards activations over the tensor parallel processes, and parallel.tp is 1.",
             hint="Type --tp 2 (or more), or --parallel.sequence_parallel false",
         )
     if parallel.vpp > 1 and parallel.pp == 1:
@@ -110,7 +109,7 @@ def check_plan(run: RequestedRun) -> None:
     other = [slot.name for slot in slots_of(config.optim).values() if slot.shape != "like"]
     if other and config.optim.name != "adamw":
         raise UnsupportedLayout(
-            f"Megatron keeps flat ranges of what is like the weights; {config.optim.name} keeps {other[0]}.",
+            f"Megatron keeps flat ranges of what is like the weights; optim.name {config.optim.name} keeps {other[0]}.",
             hint="Type --optim.name adamw, or --backend fsdp.",
         )
     if config.tuner.options(LoraOptions).modules_to_save:

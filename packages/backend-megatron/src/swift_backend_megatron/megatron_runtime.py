@@ -9,9 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from swift.errors import UnsupportedLayout
+from swift.installation import pip_install
 from swift_backend_megatron import cpu
 from swift_backend_megatron.cpu.cuda_means_cpu import cuda_on_cpu
 from swift_backend_megatron.cpu.patches import patch_rope
+from swift_backend_megatron.fp8 import ENGINE
 
 
 def prepare(say: Callable[[str], None]) -> str:
@@ -25,7 +27,7 @@ def prepare(say: Callable[[str], None]) -> str:
     if importlib.util.find_spec("transformer_engine") is None:
         raise UnsupportedLayout(
             "Megatron's layers need Transformer Engine on a GPU, and it is not installed.",
-            hint="Run: pip install --no-build-isolation 'transformer-engine[pytorch]'   or type --backend fsdp",
+            hint=f"Run: {pip_install(*ENGINE)}   or type --backend fsdp",
         )
     import mcore_bridge  # noqa: F401
     import transformer_engine

@@ -34,6 +34,7 @@ class MegatronBackend:
                 "train.router_z_loss",
                 "train.router_bias_rate",
                 "backend.stages",
+                "parallel.tp of embedding and head",
             }
         ),
         roles=8,

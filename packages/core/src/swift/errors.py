@@ -6,7 +6,8 @@ Every error that a user can fix is a `SwiftError`, which is printed without a tr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 SHOW_TRACEBACK = "SWIFT_TRACEBACK"
 """Environment variable that prints tracebacks."""
@@ -16,6 +17,8 @@ class SwiftError(Exception):
     """Base class of errors for users."""
 
     exit_code = 1
+    key: str | None = None
+    """The key of the configuration whose value the message quotes without naming the key."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -74,6 +77,16 @@ class PluginError(SwiftError):
 
 class TrainingError(SwiftError):
     """A run that failed during training; names the rank, the step and the checkpoint to resume from."""
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """Set the key that errors are about, unless they have one."""
+    try:
+        yield
+    except SwiftError as error:
+        error.key = error.key or key
+        raise
 
 
 def listed(names: Sequence[object], most: int = 3) -> str:

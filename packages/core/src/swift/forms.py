@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.cli.commands import TRAINING, commands
-from swift.cli.help import MOST_USED, flag_named, groups_of
+from swift.cli.help import MOST_USED, groups_of
 from swift.cli.options import options_of, read_options
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory
 from swift.data.sources.spec import TABLES
 from swift.errors import SwiftError
-from swift.models.aliases import RELEASED
+from swift.model_names import RELEASED
 from swift.models.locate import cached_ids
 from swift.observers.facts import resume_argv
+from swift.parsing.aliases import flag_named
 from swift.plugins.discover import plugin_names
 from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
@@ -146,7 +147,7 @@ def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
             problem = str(error)
     position = {key: number for number, key in enumerate(MOST_USED)}
     ordered = sorted(fields.values(), key=lambda each: (each.key != selects, position.get(each.key, len(position))))
-    made = [_field(each, flag_named(each.key)) for each in ordered]
+    made = [_field(each, flag_named(each)) for each in ordered]
     if group is not None:
         names = tuple(plugin_names(group))
         made = [
@@ -162,28 +163,18 @@ def _processes() -> FormSection:
 
 
 def _field(each: Field, flag: str) -> FormField:
-    choices = (
-        ("true", "false") if each.kind == "switch" else tuple(each.type_name.split(" | ")) if _listed(each) else ()
-    )
     return FormField(
         key=each.key,
         flag="" if each.argument else flag or each.key,
         kind=each.kind,
         type=each.type_name,
-        choices=choices,
+        choices=("true", "false") if each.kind == "switch" else each.choices,
         default=_plain(each.default),
         required=each.required,
         description=each.description,
         bounds=each.bounds,
         often=each.key in MOST_USED or each.argument is not None or each.required,
     )
-
-
-def _listed(each: Field) -> bool:
-    """Return whether the type lists all values, unlike a union of types."""
-    names = each.type_name.split(" | ")
-    types = {"string", "path", "number", "integer", "switch", "JSON", "list"}
-    return each.kind == "value" and len(names) > 1 and not types & set(names)
 
 
 def _plain(value: Any) -> Any:
@@ -246,15 +237,11 @@ def _code_of(parsed: Parsed) -> tuple[str, ...]:
     """Return the third-party code that the run would execute."""
     found = ["model.trust_remote_code"] if parsed.config.model.trust_remote_code else []
     objective = RunsCode.files(parsed.config.objective.name)
-    return (*found, *objective, *_files_of(parsed.objective_options))
+    return (*found, *objective, *_files_of(parsed.objective.options))
 
 
 def _files_of(options: BaseModel) -> list[str]:
-    marked = [
-        name
-        for name, info in type(options).model_fields.items()
-        if any(isinstance(each, RunsCode) for each in info.metadata)
-    ]
+    marked = RunsCode.fields(type(options))
     return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
 
 

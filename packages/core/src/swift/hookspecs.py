@@ -67,13 +67,14 @@ class BackendHooks:
     The hooks from `swift_wrap_model` to `swift_iter_weights` are called for every model of the run, with its own `Run`
     and state: `run.role` is 'policy', or the name of another role. `swift_setup` and `swift_teardown` are called once.
     The hooks after `swift_teardown` are called outside of runs, by `swift config`, `swift plan` and `swift convert`.
+
+    - `HOOK_API`: Version of the hooks that the backend was written for: `swift.HOOK_API` of that time.
+    - `config_model`: The keys of the section `backend` that are the backend's own.
     """
 
     HOOK_API: tuple[int, int]
-    """Version of the hooks that the backend was written for: `swift.HOOK_API` of that time."""
     capabilities: Capabilities
     config_model: type[BaseModel]
-    """The keys of the section `backend` that are the backend's own."""
 
     @hookspec(firstresult=True)
     def swift_check_layout(self, run: RequestedRun) -> bool | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pluggy
+from pydantic import BaseModel
 
 from swift.config.flags import read_flags
 from swift.config.incompatibilities import partly_quantized
@@ -32,12 +33,13 @@ from swift.contracts import (
 )
 from swift.errors import ModelError, SwiftError, UnsupportedLayout
 from swift.hookspecs import BackendHooks
-from swift.models.classes import is_encoder_type
+from swift.models.classes import ENCODERS, check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
-from swift.parsing import Parsed, parse
+from swift.parsing import parse
 from swift.parsing.aliases import MACHINES, training_flags
-from swift.parsing.capabilities import TP_OF_EXPERTS, check_capabilities
+from swift.parsing.capabilities import TP_OF_EXPERTS, TP_OF_VOCABULARY, check_capabilities
+from swift.parsing.tasks import CAUSAL_LM
 from swift.plugins.discover import plugin_names
 from swift.plugins.guard import hooks_of
 from swift.plugins.hooks import variants
@@ -66,23 +68,19 @@ class PlannedBackend:
     """Its name in `swift_variants`; empty where there is only one."""
     flags: tuple[str, ...]
     """The flags that select it, besides `--backend`."""
-    parsed: Parsed
+    config: Config
+    """Of the run, before a layout is chosen."""
+    backend_options: BaseModel
 
     @classmethod
     def of_run(cls, run: RequestedRun) -> PlannedBackend:
         """Return the backend of a started run, as configured."""
-        options = run.backend_options
-        return cls(load_backend(run.config.backend.name), "", (), Parsed(run.config, options, options))
+        return cls(load_backend(run.config.backend.name), "", (), run.config, run.backend_options)
 
     @property
     def name(self) -> str:
         """Return the backend's name for `--backend`."""
         return self.plugin.entry.name
-
-    @property
-    def config(self) -> Config:
-        """Return the configuration of the run, before a layout is chosen."""
-        return self.parsed.config
 
     @property
     def dimensions(self) -> frozenset[str]:
@@ -114,6 +112,11 @@ class PlannedBackend:
         return TP_OF_EXPERTS in self.plugin.capabilities.features
 
     @property
+    def cuts_vocabulary(self) -> bool:
+        """Return whether tensor parallel processes share embedding and head like all other weights."""
+        return TP_OF_VOCABULARY in self.plugin.capabilities.features
+
+    @property
     def names_stages(self) -> bool:
         """Return whether the pipeline may have stages of different sizes, set by its option `stages`."""
         return "backend.stages" in self.plugin.capabilities.features
@@ -122,7 +125,7 @@ class PlannedBackend:
         self, parallel: Mapping[str, Any], processes: int, *, stages: Sequence[int] = (), **train: Any
     ) -> RequestedRun:
         """Return the run on `processes`, with other values in the sections `parallel` and `train`."""
-        config, options = self.config, self.parsed.backend_options
+        config, options = self.config, self.backend_options
         update: dict[str, Any] = {"parallel": ParallelSection.model_construct(**{**dict(config.parallel), **parallel})}
         if train:
             update["train"] = config.train.model_copy(update=train)
@@ -181,7 +184,7 @@ class PlannedBackend:
     def _objective(self) -> Objective:
         plugin = load_objective(self.config.objective.name)
         options = self.config.objective.options(plugin.object.options_model)
-        return make_objective(plugin, options, model=self.config.model)
+        return make_objective(plugin, options).for_model(self.config.model)
 
     @cached_property
     def roles(self) -> Sequence[ModelRole]:
@@ -190,7 +193,7 @@ class PlannedBackend:
 
     def of_role(self, role: ModelRole) -> PlannedBackend:
         """Return the backend with the configuration of a role."""
-        return replace(self, parsed=replace(self.parsed, config=role.config(self.config)))
+        return replace(self, config=role.config(self.config))
 
     @cached_property
     def rounds(self) -> RoundWork:
@@ -270,7 +273,7 @@ def planned_backends(args: Sequence[str], command: str) -> tuple[list[PlannedBac
             except SwiftError as error:
                 refused[way or name] = error
                 continue
-            taken.append(PlannedBackend(plugin, way, tuple(flags), parsed))
+            taken.append(PlannedBackend(plugin, way, tuple(flags), parsed.config, parsed.backend_options))
     return taken, refused
 
 
@@ -299,8 +302,8 @@ def counted_processes(args: Sequence[str], environment: Mapping[str, str]) -> tu
     return wanted_group({**environment, **machines}, count)
 
 
-def model_config(name: str) -> dict[str, Any]:
-    """Return the config.json of a model: a folder, the file itself, or a name whose files are on this machine."""
+def model_config(name: str, task: str = CAUSAL_LM) -> dict[str, Any]:
+    """Return the config.json of a model for a task: a folder, the file itself, or a name with files on this machine."""
     path = Path(name)
     folder = path.parent if path.name == "config.json" and path.is_file() else folder_of(name)
     if folder is None:
@@ -309,11 +312,7 @@ def model_config(name: str) -> dict[str, Any]:
             hint="Pass a model folder or a config.json; weights are not needed.",
         )
     content = read_config(folder)
-    if is_encoder_type(content):
-        raise ModelError(
-            f"{name} is an encoder ({content['model_type']}), and swift plan counts only decoder-only models.",
-            hint="Train it without a plan: encoders are small.",
-        )
+    check_no_encoder(name, content, task)
     return content
 
 
@@ -328,6 +327,8 @@ def rows_at_once(device: float, row: float) -> int:
 
 
 __all__ = [
+    "CAUSAL_LM",
+    "ENCODERS",
     "EngineModel",
     "PlannedBackend",
     "RoundWork",

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from swift.errors import SHOW_TRACEBACK, SwiftError
-from swift.parsing.aliases import flags_of, training_flags
+from swift.parsing.aliases import flag_named, training_flags
 
 _NPROC = re.compile(r"--nproc(?:[_-]per[_-]node)? (\d+)")
 _FLAG = re.compile(r"--([a-z][\w.-]*)(?:[ =](?=[\w./'\"])('[^']*'|[^\s,;:)]*[^\s,;:).]))?")
@@ -45,8 +45,8 @@ def _keyword(found: re.Match[str], values: bool) -> str:
     name = table.name(found[1])
     if table.arity(name) is None:
         return found[0]
-    if "." in name:
-        name = next(iter(flags_of(name)), name)
+    if name in table.fields:
+        name = flag_named(table.fields[name])
     rest = found[0][2 + len(found[1]) :]
     return f"{name}={_literal(found[2])}" if values and found[2] is not None else name + rest
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import TextIO, TypeVar
 
 T = TypeVar("T")
@@ -35,6 +36,12 @@ def print_note(line: str) -> None:
 
 def say_nothing(_: str) -> None:
     """Print nothing, for processes other than the first and for callers without notes."""
+
+
+def relative(path: Path) -> Path:
+    """Return a path from the working directory, if the path is inside it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def can_redraw(stream: TextIO) -> bool:

@@ -23,7 +23,16 @@ from swift.models.classes import auto_class
 from swift.models.collectives import added_up, copied, exchanged
 from swift.models.cut_modules import copy_tails, cut_modules
 from swift.models.fill import fill
-from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
+from swift.models.heads import (
+    HEAD,
+    VALUE_HEAD,
+    VALUE_HEAD_MODULE,
+    apply_head,
+    class_of_task,
+    head_of,
+    initial_head,
+    value_head_of,
+)
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps, tokens_per_chunk
 from swift.models.memory import check_memory
@@ -138,6 +147,7 @@ __all__ = [
     "check_widths",
     "choose_attention",
     "choose_device",
+    "class_of_task",
     "copied",
     "copy_tails",
     "current_world",

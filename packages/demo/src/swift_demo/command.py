@@ -9,13 +9,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from swift.config.limits import FilePath
+from swift.config.limits import FilePath, Name
 from swift.config.options import Section
 from swift.errors import UsageError
 from swift.terminal import print_line
+from swift_demo.identity import demo_identity
 from swift_demo.online_demo import demo_online
 from swift_demo.scoring_demo import demo_scoring
-from swift_demo.steps import accuracy, export, open_exported, print_title, train_with
+from swift_demo.steps import accuracy, export, open_chat, print_title, train_with
 from swift_demo.vision_demo import demo_vision
 
 STEPS = 240
@@ -30,9 +31,13 @@ MARKER = ".swift-demo"
 class DemoOptions(Section):
     """Creates a tiny model and a task, trains, resumes, exports and evaluates: two minutes on two CPU cores."""
 
-    task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo", "vision"] | None = Field(
+    task: Literal["identity", "rm", "seq_cls", "embedding", "reranker", "grpo", "vision"] | None = Field(
         None,
-        description="Train a tiny model for another task: scores, rewards (grpo, needs swift-rl) or images (vision)",
+        description="Another task: teach a pretrained model its name (identity), or train a tiny model for scores, "
+        "rewards (grpo, needs swift-rl) or images (vision)",
+    )
+    model: Name = Field(
+        "HuggingFaceTB/SmolLM2-135M-Instruct", description="Pretrained model of the task identity: a folder or a hub id"
     )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; replaced each time")
 
@@ -49,6 +54,8 @@ class DemoCommand:
         out = options.out
         started = time.monotonic()
         _fresh(out)
+        if options.task == "identity":
+            return demo_identity(options.model, out)
         if options.task == "grpo":
             return demo_online(out)
         if options.task == "vision":
@@ -88,7 +95,7 @@ class DemoCommand:
             f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}"
         )
         questions = [question(number) for number in split_numbers()[1][:SHOWN]]
-        right = accuracy(open_exported(exported), test_file, questions)
+        right = accuracy(open_chat(str(exported)), test_file, questions)
 
         print_line(f"\nAccuracy on held-out questions: {right:.0%}. All of it took {time.monotonic() - started:.0f} s.")
         if right < GOAL:
@@ -97,7 +104,7 @@ class DemoCommand:
         print_line(f"Curves of the run: {done.parent / 'report.html'}")
         print_line("\nNext, with your own model and data:")
         print_line("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
-        print_line("  swift sft --help                                                 every flag, with its default")
+        print_line("  swift sft --help                                                 the most used flags")
         print_line(f"  swift chat {exported}                                  talk to the model of this demo")
         return 0
 

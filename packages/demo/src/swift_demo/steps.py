@@ -45,11 +45,11 @@ def export(checkpoint: Path, exported: Path) -> None:
     export_checkpoint(checkpoint, to="hf", options=ExportSection(to="hf", out=exported), say=_print_indented)
 
 
-def open_exported(exported: Path) -> ChatEngine:
-    """Load an exported model."""
+def open_chat(model: str) -> ChatEngine:
+    """Load a checkpoint, an export, a folder or a model of the hub for inference."""
     from swift_infer import ModelOptions, open_chat_engine
 
-    return open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_print_indented)
+    return open_chat_engine(ModelOptions(model=model), batch_size=50, say=_print_indented)
 
 
 def accuracy(chat_engine: ChatEngine, file: Path, labels: Sequence[str] = ()) -> float:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from swift.terminal import print_line
-from swift_demo.steps import accuracy, export, open_exported, print_title, train_with
+from swift_demo.steps import accuracy, export, open_chat, print_title, train_with
 
 STEPS = 300
 DRAWINGS = 8
@@ -48,7 +48,7 @@ def demo_vision(out: Path) -> int:
     export(checkpoint, exported)
 
     print_title(f"4. Evaluate on images that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
-    chat_engine = open_exported(exported)
+    chat_engine = open_chat(str(exported))
     try:
         right = accuracy(chat_engine, test_file, [Path(row["images"][0]).name for row in held_out[:5]])
         print_title(f"5. Evaluate with shuffled images\n   $ swift eval {exported} --dataset {shuffled_file}")

@@ -33,7 +33,8 @@ LIBRARY = ServerLibrary(
     title="LMDeploy",
     module="lmdeploy",
     distributions=("lmdeploy",),
-    install="lmdeploy, in an environment of its own that --python names: it pins its own torch",
+    install="lmdeploy",
+    remark=", in an environment of its own that --python names: it pins its own torch",
 )
 LOG = ServerLog(
     title="LMDeploy",

@@ -34,7 +34,8 @@ LIBRARY = ServerLibrary(
     title="SGLang",
     module="sglang",
     distributions=("sglang",),
-    install="sglang, in an environment of its own that --python names: it pins its own torch",
+    install="sglang",
+    remark=", in an environment of its own that --python names: it pins its own torch",
 )
 LOG = ServerLog(
     title="SGLang",

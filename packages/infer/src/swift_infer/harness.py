@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import DataError, SwiftError, UsageError, did_you_mean
+from swift.installation import pip_install
 from swift_infer.chat_engine import find_model, open_local
 from swift_infer.options import ModelOptions
 
@@ -42,7 +43,8 @@ def run_tasks(
         sys.path.append(str(SET_ASIDE))
     elif importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
-            "--tasks needs lm-evaluation-harness, which is not installed.", hint='Run: pip install "swift-core[eval]"'
+            "--tasks needs lm-evaluation-harness, which is not installed.",
+            hint=f"Run: {pip_install('swift-core[eval]')}",
         )
     if folder is not None and not folder.is_dir():
         raise UsageError(f"The folder {folder} of --tasks_dir does not exist.", hint="Check the path.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -113,11 +112,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def _until(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[tuple[int, str]]:
         """Yield (index of the prompt, its continuation up to the first stop string)."""
-        vocabulary = self.tokenizer.get_added_vocab()
-        marks = {vocabulary[stop] for stop in sampling.stop if stop in vocabulary}  # decoding leaves special tokens out
         stops = StopStrings(self.tokenizer, sampling.stop)
-        until = replace(sampling, is_over=lambda ids: ids[-1] in marks or stops.is_over(ids))
-        for index, completion in self._engine.generate(prompts, until if sampling.stop else sampling):
+        for index, completion in self._engine.generate(prompts, stops.applied_to(sampling)):
             ids = completion.token_ids
             text, found = stops.before(self.tokenizer.decode(ids, skip_special_tokens=True))
             if not found and completion.finish_reason == "stop":

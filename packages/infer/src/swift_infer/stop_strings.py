@@ -20,6 +20,9 @@ class StopStrings:
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
+        # Decoding leaves special tokens out, so those that a string names are found by their numbers.
+        added = tokenizer.get_added_vocab() if self._stops else {}
+        self._marks = {added[stop] for stop in self._stops if stop in added}
         self._span = _BYTES * max(map(len, self._stops), default=0) + _BEFORE
 
     def applied_to(self, sampling: Sampling) -> Sampling:
@@ -40,5 +43,7 @@ class StopStrings:
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Return whether a completion of these tokens holds a stop string near its end."""
+        if tokens[-1] in self._marks:
+            return True
         text = self._tokenizer.decode(tokens[-self._span :], skip_special_tokens=True)
         return any(stop in text for stop in self._stops)

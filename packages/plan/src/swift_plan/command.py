@@ -12,6 +12,7 @@ from typing import Any
 from swift.contracts import QuantizedShare
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
+from swift.model_names import resolve_name
 from swift.models.quiet import quiet_libraries
 from swift.planning import PlannedBackend, partly_quantized, planned_backends
 from swift.terminal import print_line, result_alone, say_nothing
@@ -30,6 +31,8 @@ from swift_plan.timing import Timing
 from swift_plan.workload import TrainedCount, Workload
 
 _OF_FAILURES = frozenset({"save_seconds", "restart_seconds", "device_hours"})
+_SHOWN = 5
+"""Plans in JSON, and at most so many that do not fit, where `--top` is not typed."""
 NOTHING_FITS = 3
 """Exit code where no plan fits, for scripts."""
 
@@ -91,18 +94,19 @@ class Planned:
             keep(self.measured, self.cluster.device.name)
         else:
             whole = [plan for plan in plans if plan.layout.pp == 1]
-            self.measured = measured(run, whole[: min(options.top, 3)], say, by_blocks=True)
+            self.measured = measured(run, whole[: min(options.top or 3, 3)], say, by_blocks=True)
 
     @classmethod
     def on(cls, where: Cluster, options: PlanOptions, args: Sequence[str], timing: Timing | None = None) -> Planned:
         """Search through the layouts of all backends that take the run; times are what is known, or of `timing`."""
-        config = config_of(options.model)
-        shape = shape_of(config, options.model)
         backends, refused = planned_backends(["--model", options.model, *args], options.kind)
         if not backends:
             raise next(iter(refused.values()))
+        task = backends[0].config.model.task
+        config = config_of(options.model, task)
+        shape = shape_of(config, resolve_name(options.model)[0], task)
         work = Workload.of(backends[0], processes=where.devices, on_cpu=where.device.name == CPU)
-        if work.fp8 and not where.device.fp8 and not getattr(backends[0].parsed.backend_options, "fp8_emulated", False):
+        if work.fp8 and not where.device.fp8 and not getattr(backends[0].backend_options, "fp8_emulated", False):
             able = ", ".join(device.name for device in DEVICES if device.fp8)
             raise UsageError(
                 f"--backend.fp8: {where.device.name} does not support FP8.",
@@ -117,7 +121,7 @@ class Planned:
             )
         share = _share(backends[0], shape, work)
         traces, untraced = _traces(backends, config, work) if options.level else ({}, {})
-        most = max(100, options.top, options.explain or 1)
+        most = max(100, options.top or 1, options.explain or 1)
         timing = timing or ledger.known_timing(where)
         found = search(backends, shape, config, where, timing, most=most, traces=traces)
         found.refused = {**refused, **untraced, **found.refused}
@@ -130,31 +134,44 @@ class Planned:
 
     def show(self) -> None:
         """Print the plans for people."""
-        title, rows = screen.lines(self.found, self.workload, self.cluster, self.options.price)
+        options, found, explained = self.options, self.found, self._explained()
+        details = options.top or options.explain or not found.fitting
         print_line(screen.heading(self.shape, self.workload, self.cluster))
         if self.share is not None:
             print_line(f"{self.workload.quantize}: {self.share}.")
-        print_line(title)
-        print_line(screen.table([rows[0], *(rows[1 + index] for index in self._shown())]))
-        behind = screen.next_best(self.found)
+        self._show_plans(explained)
+        behind = screen.next_best(found)
         if behind is not None:
             print_line(behind)
-        explained = self._explained()
-        if explained is not None:
-            print_line(f"\nPlan {self.options.explain or 1}, {screen.label(explained)}:")
+        if options.explain and explained is not None:
+            print_line(f"\nPlan {options.explain}, {screen.label(explained)}:")
             print_line(screen.table(screen.terms(explained, self.cluster.device.name)))
-            print_line(f"Run: {self.command(explained)}\n")
+        if explained is not None:
+            print_line(f"Run: {self.command(explained)}")
         if self.measured:
             self._show_measured()
-        if self.reliability.matters or self.options.model_fields_set & _OF_FAILURES:
-            print_line(screen.failures(self.reliability, self.options.model_fields_set))
-        print_line(screen.thumb(self.shape, self.workload))
-        for name, error in self.found.refused.items():
-            print_line(f"{name} does not support some layouts: {error.message}")
+        if self.reliability.matters or options.model_fields_set & _OF_FAILURES:
+            print_line(screen.failures(self.reliability, options.model_fields_set))
+        if details:
+            print_line(screen.thumb(self.shape, self.workload))
+            for name, error in found.refused.items():
+                print_line(f"{name} does not support some layouts: {error.message}")
         basis = str(explained.basis) if explained is not None else "counted"
         if explained is not None and basis == "counted" and explained.backend.config.train.compile:
             basis += " without torch.compile, which needs less: use --level 1 to trace it"
-        print_line(f"Compared {self.found.tried:,} plans. Memory is {basis}; {self._of_times()}")
+        more = "" if details else " --top 5 lists plans, --explain 1 shows memory and time by term."
+        print_line(f"Compared {found.tried:,} plans. Memory is {basis}; {self._of_times()}{more}")
+
+    def _show_plans(self, explained: Candidate | None) -> None:
+        """Print the table of plans that is requested, or one plan in a line."""
+        options, price = self.options, self.options.price
+        if options.top or not self.found.fitting:
+            title, rows = screen.lines(self.found, self.workload, self.cluster, price)
+            print_line(title)
+            print_line(screen.table([rows[0], *(rows[1 + index] for index in self._shown())]))
+        elif explained is not None:
+            title = f"Plan {options.explain}" if options.explain else "Fastest"
+            print_line(f"{title}: {screen.summary(explained, self.workload, self.cluster, price)}")
 
     def _of_times(self) -> str:
         _, rows = ledger.known_speeds(self.cluster.device.name)
@@ -180,7 +197,7 @@ class Planned:
     def _shown(self) -> list[int]:
         """Return which plans are shown: the first ones, and the first of every backend."""
         plans = self.found.fitting or self.found.nearest
-        shown = set(range(min(self.options.top, len(plans))))
+        shown = set(range(min(self.options.top or _SHOWN, len(plans))))
         seen = set()
         for index, plan in enumerate(plans):
             if plan.backend not in seen:
@@ -207,7 +224,7 @@ class Planned:
             "length": self.workload.length,
             "quantized": asdict(self.share) if self.share is not None else None,
             "compared": self.found.tried,
-            "fits": [self._json(candidate) for candidate in self.found.fitting[: self.options.top]],
+            "fits": [self._json(candidate) for candidate in self.found.fitting[: self.options.top or _SHOWN]],
             "nearest": [self._json(candidate) for candidate in self.found.nearest],
             "measured": [each.as_json() for each in self.measured],
             "messages": [

@@ -59,7 +59,7 @@ class StagesOf:
     def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
         self.shape, self.workload, self.trained = shape, workload, TrainedCount(backend, shape, workload)
         self._slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
-        self._cuts_experts = backend.cuts_experts
+        self._cuts_experts, self._cuts_vocabulary = backend.cuts_experts, backend.cuts_vocabulary
         self._counted: dict[Any, LocalWeights] = {}
 
     def under(self, layout: ProcessLayout, sizes: Sequence[int] = ()) -> list[Stage]:
@@ -67,11 +67,11 @@ class StagesOf:
         pp, vpp, shape = layout.pp, layout.vpp, self.shape
         layers = [sum(sizes[stage::pp]) for stage in range(pp)] if sizes else [ceil(shape.layers / pp)] * pp
         if pp == 1:
-            ends = (1.0, 0.0 if shape.tied else 1.0)
+            ends = (1.0, float(shape.own_head))
             return [Stage(self._weights(layout, layers[0], ends), layers[0], 1.0, has_head=True)]
         more = (pp - 1) * (vpp > 1) / vpp  # micro-batches of other chunks
         first = self._weights(layout, layers[0], (1.0, 0.0))
-        last = self._weights(layout, layers[-1], (0.0, 1.0), last=True)
+        last = self._weights(layout, layers[-1], (0.0, float(shape.unembeds)), last=True)
         found = [Stage(first, layers[0], pp + more, False), Stage(last, layers[-1], 1.0 + more, True)]
         if layers[1] > layers[0] and pp > 2:
             found.append(Stage(self._weights(layout, layers[1], (0.0, 0.0)), layers[1], pp - 1 + more, False))
@@ -96,11 +96,12 @@ class StagesOf:
         mixed = count.layer(with_experts=True) if experts else (0.0, 0.0)
         routed = count.experts() if experts else (0.0, 0.0)
         embedding, head = ends
-        end = count.end((embedding + head) * shape.embedding + head * shape.hidden)
+        end = count.end((embedding + head) * shape.embedding + (embedding * shape.positions + head) * shape.hidden)
+        end = tuple(each / (layout.tp if self._cuts_vocabulary else 1) for each in end)
         experts_cut = layout.ep * (layout.tp if self._cuts_experts else layout.etp)
         dealt = [experts * each / experts_cut for each in routed]
         trained, frozen = (
-            ((layers - experts) * plain[index] + experts * mixed[index] + end[index]) / layout.tp + dealt[index]
+            ((layers - experts) * plain[index] + experts * mixed[index]) / layout.tp + end[index] + dealt[index]
             for index in (0, 1)
         )
         base = frozen if self.workload.adapted else trained
@@ -112,7 +113,7 @@ class StagesOf:
             trained_experts=dealt[0],
             frozen_experts=dealt[1],
             block=sum(mixed) / layout.tp + sum(routed) / experts_cut if experts else sum(plain) / layout.tp,
-            ends=sum(end) / layout.tp,
+            ends=sum(end),
             compute_bytes=self.workload.compute_bytes,
             frozen_bytes=self._frozen_bytes(base, times),
             slot_bytes=self._slot_bytes,
@@ -294,8 +295,10 @@ class Activations:
     ) -> None:  # fmt: skip
         layout = backend.layout(run)
         self._workload, self._shape, self._size = workload, shape, workload.compute_bytes
-        self._on_cpu, self._tp, self._adapted = workload.on_cpu, layout.tp, workload.experts
-        self._head_gradient = 0.0 if workload.adapted else 4.0 * shape.embedding / layout.tp
+        self._on_cpu, self._adapted = workload.on_cpu, workload.experts
+        self._head_cut = layout.tp if backend.cuts_vocabulary else 1
+        self._vocabulary = shape.vocabulary * shape.unembeds
+        self._head_gradient = 0.0 if workload.adapted else 4.0 * shape.hidden * self._vocabulary / self._head_cut
         self.basis: Basis = "counted"
         counted = self._counted(backend, run, layout)
         self.layer = counted[0].kept
@@ -307,7 +310,8 @@ class Activations:
             plain, again = trace.layer(recompute=False), trace.layer(recompute=True)
             counted = (plain.scaled(by, by), again.scaled(by, counted[1].kept / whole[1].kept))
             self.layer = counted[0].kept
-            self._loss = lambda tokens: trace.loss(max(1, round(tokens)), cut=layout.tp)
+            if shape.unembeds:
+                self._loss = lambda tokens: trace.loss(max(1, round(tokens)), cut=self._head_cut)
             self.basis = "traced"
         if workload.quantize != "none":  # experts of the layer that computes are dense
             dense = self._size * shape.expert_values
@@ -387,7 +391,7 @@ class Activations:
 
     def _counted_loss(self, tokens: float) -> float:
         """Count what the loss takes: a chunk of logits in fp32, its gradient in the arithmetic's, and of the head."""
-        logits = 4.0 * tokens * self._shape.vocabulary / self._tp
+        logits = 4.0 * tokens * self._vocabulary / self._head_cut
         chunk = logits if logits <= _KEPT_LOGITS else min(logits, _CHUNK[self._on_cpu])
         narrow = self._size if self._size < 4 else 0.0
         head = self._head_gradient * (1 + narrow / 4)

@@ -23,10 +23,10 @@ class PlanOptions(Section):
     )
     gpus: str = Field(description="8xH100, 4x8xH100 (machines × devices), or 8xFILE.json that describes a device")
     kind: Literal["pt", "sft", "rlhf", "train"] = Field("sft", description="Training command of the run")
-    top: Annotated[int, Field(ge=1, le=1000)] = Field(5, description="How many plans to show")
-    explain: Annotated[int | None, Field(ge=1)] = Field(
-        None, description="Show memory and time of plan N by term (default: the first)"
+    top: Annotated[int | None, Field(ge=1, le=1000)] = Field(
+        None, description="Show a table of the N fastest plans, and of the best of each backend"
     )
+    explain: Annotated[int | None, Field(ge=1)] = Field(None, description="Show memory and time of plan N by term")
     level: Annotated[int, Field(ge=0, le=3)] = Field(
         0,
         description="0 estimates activations; 1 traces a step without values (imports torch); 2 also runs two and "

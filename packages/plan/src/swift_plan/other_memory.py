@@ -8,8 +8,9 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
+from swift.config.sections import ModelSection
 from swift.contracts import HOST, LocalWeights, ModelRole
-from swift.planning import EngineModel, PlannedBackend, RoundWork, row_bytes, rows_at_once
+from swift.planning import CAUSAL_LM, EngineModel, PlannedBackend, RoundWork, row_bytes, rows_at_once
 from swift_plan.cluster import Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, split
 from swift_plan.shape import ModelShape, config_of, shape_of
@@ -51,21 +52,20 @@ class OtherMemory:
 
     def _role(self, role: ModelRole) -> _Role:
         backend = self._backend.of_role(role)
-        shape = self._shape(role.model.path)
-        if role.model.task != "causal_lm":
-            shape = replace(shape, tied=True)  # it has no head to speak of
+        shape = replace(self._shape(role.model), unembeds=role.model.task == CAUSAL_LM)
         own = Workload.of(backend, processes=self._cluster.devices, on_cpu=self._workload.on_cpu)
         adapted = own.adapted and role.trained
         workload = replace(self._workload, quantize=own.quantize, adapted=adapted, drops=own.drops)
         length = shape.active_parameters / self._policy.active_parameters
         return _Role(role, backend, shape, workload, StagesOf(backend, shape, workload), length)
 
-    def _shape(self, model: str | None) -> ModelShape:
+    def _shape(self, section: ModelSection) -> ModelShape:
         """Return the sizes of a model that is named; the policy's where it is the same, or cannot be looked at."""
+        model = section.path
         if model is None or model == self._policy.name:
             return self._policy
         if model not in self._shapes:
-            self._shapes[model] = shape_of(config_of(model), model)
+            self._shapes[model] = shape_of(config_of(model, section.task), model, section.task)
         return self._shapes[model]
 
     def under(

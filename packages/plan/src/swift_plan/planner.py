@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from swift.config.sections import Config
 from swift.contracts import ChosenPlan, ExpectedMemory, RequestedRun
 from swift.errors import UnsupportedLayout, UsageError
 from swift_plan import screen
-from swift_plan.cluster import CPU, Cluster
+from swift_plan.cluster import CPU
 from swift_plan.command import Planned
 from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.options import PlanOptions
@@ -53,38 +52,38 @@ class Chooser:
     def foresee(self, run: RequestedRun, args: Sequence[str], command_name: str) -> str | None:
         """Return a warning where a run takes more memory than there is, with the plans that do not."""
         path = run.config.model.path or ""
-        where, counted_run = _counted(run)
-        if counted_run.peak <= where.capacity:
+        where, planned = counted_run(run)
+        if planned.peak <= where.capacity:
             return None
         options = PlanOptions(model=path, gpus=str(where), kind=command_name)
         others = Planned.on(where, options, list(_without_plan(_model(args)[1])))
-        lacking = screen.gib(counted_run.peak - where.capacity)
+        lacking = screen.gib(planned.peak - where.capacity)
         advice = [f"  {' '.join(screen.flags(plan, (), others.workload))}" for plan in others.found.fitting[:3]]
         instead = "Plans that fit:\n" + "\n".join(advice) if advice else "No other plan fits either."
         return (
-            f"A process needs about {screen.gib(counted_run.peak)} for samples of --max_length "
+            f"A process needs about {screen.gib(planned.peak)} for samples of --max_length "
             f"{run.config.data.max_length}, {lacking} more than available. {instead}"
         )
 
     def expect(self, run: RequestedRun, args: Sequence[str], command_name: str) -> ExpectedMemory:
         """Return what the fullest process of a run takes, with the bounds that past runs leave of such a figure."""
-        where, counted_run = _counted(run)
+        where, planned = counted_run(run)
         on_cpu = where.device.name == CPU  # whose speed is a guess that ranks layouts
-        peak, _ = screen.bars(counted_run, where.device.name)
+        peak, _ = screen.bars(planned, where.device.name)
         return ExpectedMemory(
             peak_bytes=peak.value,
             low_bytes=peak.low,
             high_bytes=peak.high,
             capacity_bytes=where.capacity,
-            terms=counted_run.memory,
-            basis=counted_run.basis,
+            terms=planned.memory,
+            basis=planned.basis,
             device=where.device.name,
-            seconds=None if on_cpu else counted_run.time.total,
+            seconds=None if on_cpu else planned.time.total,
         )
 
     def lacking(self, run: RequestedRun, peak: float) -> str:
         """Return the estimated memory of a run that ran out of it, by term, and with flags that reduce it."""
-        where, planned = _counted(run)
+        where, planned = counted_run(run)
         program = PROGRAM * 1e9 if where.device.name == CPU else 0.0
         terms = {"the program": program, **planned.memory}
         listed = ", ".join(f"{name} {screen.gib(size)}" for name, size in terms.items() if size > 0)
@@ -98,7 +97,7 @@ class Chooser:
             above = screen.gib(peak - planned.peak - program)
             lines.append(f"The process used {above} more than estimated.")
         for typed, changed in _lighter(run.config):
-            less = screen.gib(_counted(run, changed)[1].peak + program)
+            less = screen.gib(counted_run(run, config=changed)[1].peak + program)
             lines.append(f"With {typed}: {less}")
         return "\n".join(lines)
 
@@ -116,10 +115,6 @@ def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
         changes.append(("--gradient_checkpointing true", {"gradient_checkpointing": True}))
     for typed, changed in changes:
         yield typed, config.model_copy(update={"train": train.model_copy(update=changed)})
-
-
-def _counted(run: RequestedRun, config: Config | None = None) -> tuple[Cluster, Candidate]:
-    return counted_run(run, machines=max(1, int(os.environ.get("NNODES") or 1)), config=config)
 
 
 def simplest(fitting: Sequence[Candidate]) -> Candidate:

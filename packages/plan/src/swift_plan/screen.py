@@ -33,8 +33,9 @@ def label(candidate: Candidate) -> str:
 
 
 def command(candidate: Candidate, args: Sequence[str], command_name: str, cluster: Cluster, workload: Workload) -> str:
-    """Return the command line of a plan."""
-    typed = ["swift", command_name, *args, *flags(candidate, args, workload)]
+    """Return the command line of a plan, with an example of a data set if the run has none."""
+    data = [] if candidate.backend.config.data.train else ["--dataset", "data.jsonl"]
+    typed = ["swift", command_name, *args, *data, *flags(candidate, args, workload)]
     if cluster.per_machine > 1:
         typed += ["--nproc", str(cluster.per_machine)]
     if cluster.machines > 1:
@@ -90,16 +91,33 @@ def reason(best: Candidate, other: Candidate) -> str:
     if other is best:
         return ""
     if other.time.total < 1.02 * best.time.total:
-        return f"as fast, with {other.peak / _GIB - best.peak / _GIB:+.1f} GiB"
+        return f"is as fast, with {other.peak / _GIB - best.peak / _GIB:+.1f} GiB"
     if name == "arithmetic" and other.recompute and not best.recompute:
         name = "recomputing activations"
-    return f"{name}: {more[max(more, key=lambda each: more[each])]:+.3g} s"
+    return f"is slower: {name} {more[max(more, key=lambda each: more[each])]:+.3g} s"
+
+
+def summary(candidate: Candidate, workload: Workload, cluster: Cluster, price: float | None) -> str:
+    """Return a plan in one sentence: its layout, memory, speed and cost."""
+    _, step = bars(candidate, cluster.device.name)
+    row = _row(candidate, workload, cluster, price)[len(_HEADINGS) :]
+    figures = dict(zip([*_SPEED, *([_COST] if price else [])], row, strict=True))
+    if step.high > _USELESS * step.value:
+        speed = "time unknown: use --measure 5"
+    else:
+        speed = f"{figures['step']} per step, {figures['tokens/day']} tokens/day"
+    cost = f", {_COST} {figures[_COST]}" if price else ""
+    recomputed = ", recomputing activations" if candidate.recompute else ""
+    return (
+        f"{label(candidate)}, micro-batch {candidate.micro_batch}{recomputed}: "
+        f"{candidate.peak / _GIB:.1f} of {cluster.capacity / _GIB:.1f} GiB, {speed}{cost}"
+    )
 
 
 def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float | None) -> tuple[str, list[list[str]]]:
     """Return a title and the rows of a table, headings first: what fits, or else what comes nearest."""
     if found.fitting:
-        headings = ["", *_HEADINGS, "step", "tokens/day", *(["10⁹ tokens cost"] if price else [])]
+        headings = ["", *_HEADINGS, *_SPEED, *([_COST] if price else [])]
         rows = [
             [str(index), *_row(candidate, workload, cluster, price)] for index, candidate in enumerate(found.fitting, 1)
         ]
@@ -109,6 +127,8 @@ def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float 
 
 
 _HEADINGS = ["plan", "batch", "recompute", "peak GiB"]
+_SPEED = ["step", "tokens/day"]
+_COST = "10⁹ tokens cost"
 
 
 def _memory(candidate: Candidate) -> list[str]:
@@ -148,7 +168,7 @@ def next_best(found: FoundPlans) -> str | None:
     best = found.fitting[0]
     other = next((each for each in found.fitting[1:] if each.backend != best.backend), found.fitting[1])
     number = found.fitting.index(other) + 1
-    return f"Plan {number} ({label(other)}) is slower than plan 1: {reason(best, other)}"
+    return f"Plan {number} ({label(other)}) {reason(best, other)}"
 
 
 def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:

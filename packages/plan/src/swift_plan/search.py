@@ -352,22 +352,22 @@ def counted(
 def counted_run(
     run: RequestedRun,
     *,
-    machines: int = 1,
     config: Config | None = None,
     tokens: int | None = None,
     compute_bytes: float | None = None,
     level: int = 0,
 ) -> tuple[Cluster, Candidate]:
-    """Return this machine, and what is expected of a run, or of one configured otherwise.
+    """Return machines like this one, and what is expected of a run, or of one configured otherwise.
 
     Its largest step has so many `tokens`, or else samples as long as it allows.
     """
-    path = run.config.model.path or ""
-    model = config_of(path)
+    path, task = run.config.model.path or "", run.config.model.task
+    model = config_of(path, task)
+    machines = run.world.machines
     where = this_machine(max(1, run.world.size // machines), machines)
     backend = PlannedBackend.of_run(run)
     if config is not None:
-        backend = replace(backend, parsed=replace(backend.parsed, config=config))
+        backend = replace(backend, config=config)
     work, train = _workload(backend, where), backend.config.train
     rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
     tokens, size = tokens or rows * work.row_tokens, compute_bytes or work.compute_bytes
@@ -377,7 +377,7 @@ def counted_run(
 
         length = max(1, tokens // rows // work.segments)
         trace = Trace.begun(backend, model, length=length, compute_bytes=size, on_cpu=work.on_cpu)
-    shape, timing = shape_of(model, path), known_timing(where)
+    shape, timing = shape_of(model, path, task), known_timing(where)
     return where, counted(backend, shape, model, where, timing, tokens=tokens, compute_bytes=size, trace=trace)
 
 
@@ -433,21 +433,26 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less."""
+    """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less.
+
+    Layouts that differ only in the parts of a pipeline's stages are one; of nearly equal ones the fewest parts stay. So
+    are modes of a backend that need the same memory, as ZeRO 1 and 2 on one device.
+    """
     best: dict[Any, Candidate] = {}
     seen: set[Any] = set()
     for candidate in candidates:
         layout = candidate.layout
         # How data parallel processes are grouped is nothing to tell apart where it changes no memory.
         alike = replace(layout, replicate=1, shard=layout.data)
-        same = (candidate.backend, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
+        same = (candidate.backend.name, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
         if same in seen:
             continue
         seen.add(same)
-        key = (candidate.backend, layout)
+        key = (candidate.backend, replace(layout, vpp=1))
         first = best.setdefault(key, candidate)
-        near = candidate.time.total <= 1.02 * first.time.total and candidate.peak < 0.9 * first.peak
-        if near and candidate.recompute == first.recompute:
+        near = candidate.time.total <= 1.02 * first.time.total and candidate.recompute == first.recompute
+        kept = best[key]
+        if near and (candidate.peak < 0.9 * first.peak or layout.vpp < kept.layout.vpp):
             best[key] = candidate
     return sorted(best.values(), key=lambda candidate: candidate.time.total)
 

@@ -9,18 +9,25 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from swift.errors import ModelError, did_you_mean
+from swift.errors import ModelError
+from swift.model_names import RELEASED, nearest_alias, resolve_name
 from swift.models.sizes import experts_of
-from swift.planning import StoredConfig, model_config
+from swift.planning import CAUSAL_LM, ENCODERS, StoredConfig, model_config
 from swift.untrusted import parse_json
 
-_UNGATED = frozenset(
+_BERTS = frozenset(
+    {"bert", "camembert", "data2vec-text", "distilbert", "ernie", "megatron-bert", "mpnet", "roberta",
+     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
+)  # fmt: skip
+"""Encoders with biases and a table of positions."""
+_ENCODERS = _BERTS | {"eurobert", "gte", "modernbert", "nomic_bert"}
+_UNGATED = _BERTS | frozenset(
     {"gpt2", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "starcoder2", "gpt_neo", "codegen",
      "mpt"}
 )  # fmt: skip
 """Model types whose MLP has two matrices; all others have a gate as well."""
 _NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
-_QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bloom"})
+_QKV_BIAS = _BERTS | frozenset({"qwen2", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bloom"})
 _CUT_BY_COLUMNS = frozenset({"o_proj", "down_proj"})
 
 
@@ -41,7 +48,7 @@ class Matrix2:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder: `layers` of one kind, of which the first `dense_layers` may have an MLP instead of experts."""
+    """A decoder or encoder: `layers` of one kind, of which the first `dense_layers` may have an MLP, not experts."""
 
     name: str
     model_type: str
@@ -55,10 +62,14 @@ class ModelShape:
     """Of the MLP of a dense layer."""
     gated: bool = True
     tied: bool = False
+    unembeds: bool = True
+    """Whether it predicts tokens; models of vectors and scores do not. Their small head is not counted."""
+    causal: bool = True
+    """Whether a token sees only those before it, unlike in an encoder."""
     normed_heads: bool = False
     qkv_bias: bool = False
     positions: int = 0
-    """Learned positions; 0 where they are rotary."""
+    """Learned positions, and types of tokens; 0 where positions are rotary."""
     experts: int = 0
     experts_per_token: int = 0
     expert_width: int = 0
@@ -178,9 +189,14 @@ class ModelShape:
         return self.vocabulary * self.hidden
 
     @property
+    def own_head(self) -> bool:
+        """Return whether it has an unembedding that is not its embedding."""
+        return self.unembeds and not self.tied
+
+    @property
     def end_values(self) -> int:
         """Return the values of embedding, positions, last norm and head."""
-        return self.embedding * (1 if self.tied else 2) + self.hidden * (1 + self.positions)
+        return self.embedding * (1 + self.own_head) + self.hidden * (1 + self.positions)
 
     @property
     def parameters(self) -> int:
@@ -201,42 +217,41 @@ class ModelShape:
         return round(self.parameters - self.expert_layers * idle)
 
     def layer_flops(self, length: float, *, with_experts: bool) -> float:
-        """Return the operations of one layer's forward pass for one token that sees `length` / 2 others."""
+        """Return the operations of one layer's forward pass for a token of a text: it sees half of it, or all."""
         values = float(self._dense_values[with_experts])
         if with_experts:
             values += self.expert_values * self.experts_per_token / self.experts
         values_width = self.heads * self.latent[4] if self.latent else self.queries
-        return 2.0 * values + length * (self.queries + values_width)
+        return 2.0 * values + length * (self.queries + values_width) * (1 if self.causal else 2)
 
     @property
     def head_flops(self) -> float:
         """Return the operations of the head's forward pass for one token."""
-        return 2.0 * self.embedding
+        return 2.0 * self.embedding * self.unembeds
 
 
 @cache
 def known_models() -> Mapping[str, Mapping[str, Any]]:
-    """Return the models that come with the planner, by name."""
+    """Return the configurations that come with the planner, by hub id: those of all short names of models."""
     text = (resources.files("swift_plan") / "assets" / "models.json").read_text(encoding="utf-8")
     models: Mapping[str, Mapping[str, Any]] = parse_json(text, "models.json", ModelError)
     return models
 
 
-def config_of(typed: str) -> Mapping[str, Any]:
+def config_of(typed: str, task: str = CAUSAL_LM) -> Mapping[str, Any]:
     """Return config.json of what was typed: a folder, the file, a model on this machine, or a known name."""
-    models = known_models()
-    name = typed.lower().rpartition("/")[2]
-    if not Path(typed).exists() and name in models:
-        return models[name]
+    name = resolve_name(typed)[0].removesuffix("-Instruct")
+    if not Path(typed).exists() and name in known_models():
+        return known_models()[name]
     try:
-        return model_config(typed)
+        return model_config(typed, task)
     except ModelError as error:
-        known = f"Known by name: {', '.join(models)}.{did_you_mean(name, models)}"
+        known = f"Known by name: {', '.join(RELEASED)}.{nearest_alias(typed)}"
         raise ModelError(error.message, hint=f"{error.hint or ''}\n{known}".strip()) from None
 
 
-def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Return the sizes that a config.json tells; `ModelError` names what it does not tell."""
+def shape_of(config: Mapping[str, Any], name: str, task: str = CAUSAL_LM) -> ModelShape:
+    """Return the sizes that a config.json tells of a model for a task; `ModelError` names what it does not tell."""
     text = StoredConfig(config).get_text_config()
 
     def get(*names: str, default: Any = None) -> Any:
@@ -248,15 +263,21 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
             return default
         raise ModelError(
             f"Cannot plan {name}: its config.json has no {names[0]}.",
-            hint="Only decoder models of text, and the language model of vision models, can be planned.",
+            hint="Only models of text, and the language model of vision models, can be planned.",
         )
 
     kind = str(getattr(text, "model_type", None) or config.get("model_type") or "")
-    hidden, heads = int(get("hidden_size", "n_embd", "d_model")), int(get("num_attention_heads", "n_head", "n_heads"))
+    if kind in ENCODERS - _ENCODERS:
+        raise ModelError(
+            f"Cannot plan {name}: {kind} encoders have sizes of their own.",
+            hint=f"Train it without a plan. Encoders that can be planned: {', '.join(sorted(_ENCODERS))}",
+        )
+    hidden = int(get("hidden_size", "n_embd", "d_model", "dim"))
+    heads = int(get("num_attention_heads", "n_head", "n_heads"))
     layers = int(get("num_hidden_layers", "n_layer", "n_layers"))
     experts = experts_of(text)
     gated = kind not in _UNGATED
-    width = get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * hidden)
+    width = get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "hidden_dim", default=4 * hidden)
     expert_width = int(get("moe_intermediate_size", default=width)) if experts else 0
     shared = int(getattr(text, "shared_expert_intermediate_size", None) or 0)
     shared = shared or int(getattr(text, "n_shared_experts", None) or 0) * expert_width
@@ -274,7 +295,9 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         tied=bool(getattr(text, "tie_word_embeddings", None) or (kind == "gpt2")),
         normed_heads=kind in _NORMED_HEADS,
         qkv_bias=bool(getattr(text, "attention_bias", None)) or kind in _QKV_BIAS,
-        positions=0 if kind not in ("gpt2", "opt") else int(get("max_position_embeddings", "n_positions", default=0)),
+        unembeds=task == CAUSAL_LM,
+        causal=task == CAUSAL_LM or kind not in _ENCODERS,
+        positions=_rows_of_positions(text) if kind in _BERTS | {"gpt2", "opt"} else 0,
         experts=experts,
         experts_per_token=int(get("num_experts_per_tok", "num_experts_per_token", default=1)) if experts else 0,
         expert_width=expert_width,
@@ -283,6 +306,12 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         latent=_latent(text),
         config=config,
     )
+
+
+def _rows_of_positions(text: Any) -> int:
+    """Return the rows of the tables of positions and of types of tokens."""
+    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 0
+    return int(positions) + int(getattr(text, "type_vocab_size", None) or 0)
 
 
 def _dense_layers(text: Any, layers: int) -> int:

@@ -21,11 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from swift.contracts import Topology
 from swift.errors import ModelError
-from swift.planning import PlannedBackend
+from swift.planning import CAUSAL_LM, PlannedBackend
 from swift.toolkit import (
     ViewModule,
     build_view,
     choose_attention,
+    class_of_task,
     decoder_blocks,
     token_logps,
     tokens_per_chunk,
@@ -103,15 +104,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 class _Source:
     """A model of sizes alone, as `swift.contracts.ModelSource` gives it to who builds it."""
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
+    def __init__(self, config: Any, task: str) -> None:
+        self.config, self.task = config, task
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> Any:
         """Return the module without weights."""
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.config, dtype=dtype)
+            if self.task == CAUSAL_LM:
+                return AutoModelForCausalLM.from_config(self.config, dtype=dtype)
+            return class_of_task(self.config, self.task)._from_config(self.config, dtype=dtype)
 
     def names(self) -> list[str]:
         """Return nothing: there are no files."""
@@ -264,7 +267,7 @@ class Trace:
         ):  # what is rounded for products is kept as it is, at most
             update["backend"] = run.config.backend.model_copy(update={"fp8": "none"})
         planned = replace(run, config=run.config.model_copy(update=update)).opened(Topology(run.world, 0, 1))
-        source: Any = _Source(cut_config(self._text, blocks))
+        source: Any = _Source(cut_config(self._text, blocks), run.config.model.task)
         attention = choose_attention("auto", source.config, flat=False, device="cpu", dtype=self._compute)
         return build_view(planned.prepared(0, lambda _: 0.0), source, weights=False, attention=attention).train()
 

@@ -16,7 +16,7 @@ _SEQUENCE_PARALLEL: tuple[Literal["all_gather", "reduce_scatter"], ...] = ("all_
 
 def step_traffic(shape: ModelShape, layout: ProcessLayout) -> Iterator[Traffic]:
     """Yield what the ends of a pipeline exchange once a step: gradients of an embedding that is the head too."""
-    if layout.pp > 1 and shape.tied:
+    if layout.pp > 1 and shape.unembeds and shape.tied:
         apart = layout.world // layout.pp * (layout.pp - 1)
         yield Traffic("gradients of the embedding", "all_reduce", 4 * shape.embedding / layout.tp, 2, apart)
 

@@ -11,8 +11,8 @@ from swift_plan.quantized import QuantizedModel
 from swift_plan.shape import Matrix2, ModelShape
 
 _ROWS = 64
-_PAIRS = frozenset({"dpo", "cpo", "simpo", "orpo", "rm"})
-"""Objectives whose rows are pairs of answers."""
+_PAIRS = frozenset({"dpo", "cpo", "simpo", "orpo", "rm", "embedding", "reranker"})
+"""Objectives whose rows are two texts: pairs of responses, a query and a document, or two documents."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Workload:
     """How the frozen weights are stored, those of them that are quantized: `tuner.quantize`."""
     on_cpu: bool = False
     segments: int = 1
-    """Texts of a row: an answer that is preferred and one that is not are two."""
+    """Texts of a row: a response that is preferred and one that is not are two."""
     drops: bool = False
     """Whether adapters drop some of their inputs, of which each then keeps a copy and a mask."""
 
@@ -71,7 +71,7 @@ class Workload:
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
             experts=adapted_experts(backend.tuner_options),
             own_layers=backend.own_layers,
-            fp8=getattr(backend.parsed.backend_options, "fp8", "none") != "none",
+            fp8=getattr(backend.backend_options, "fp8", "none") != "none",
         )
 
 

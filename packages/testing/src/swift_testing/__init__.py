@@ -1,4 +1,4 @@
-"""Conformance kits for backends, engines and exporters: `pip install swift-testing`.
+"""Conformance kits for backends, engines and exporters.
 
     class TestMine(BackendConformance):
         backend = "mine"
@@ -22,7 +22,8 @@ A test of one's own looks on while a run trains:
         for record in Loop(job).steps():
             ...
 
-`swift plugins --try mine` runs a short form of the first, without pytest.
+`swift plugins --try mine` runs a short form of the first, without pytest. `swift plugins new KIND NAME` writes a
+package with a plugin and its test.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from swift_testing.engine_conformance import EngineConformance as EngineConformance
     from swift_testing.exporter_conformance import ExporterConformance as ExporterConformance
     from swift_testing.layouts import Layout as Layout
+    from swift_testing.plugin_templates import new_plugin as new_plugin
+    from swift_testing.plugin_templates import template_kinds as template_kinds
     from swift_testing.reference import Expected as Expected
     from swift_testing.reference import Recipe as Recipe
     from swift_testing.reference import run_reference as run_reference
@@ -64,6 +67,7 @@ __getattr__ = lazy_names(
         "engine_conformance": "EngineConformance",
         "exporter_conformance": "ExporterConformance",
         "layouts": "Layout",
+        "plugin_templates": "new_plugin template_kinds",
         "reference": "Expected Recipe run_reference",
         "short": "short_form",
         "tokenizer": "CHAT_TEMPLATE VISION_CHAT_TEMPLATE VISION_TOKENS byte_tokenizer",

@@ -84,7 +84,7 @@ class Case:
     accumulation: int = 1
     tied: bool = False
     architecture: str | None = None
-    """Of another model than the backend's own: it is tried where each process has whole samples and whole layers."""
+    """Of another model than the backend's own, tried where processes share neither samples, layers nor experts."""
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Other keys of the configuration of that model."""
     tuner: str | None = None
@@ -128,7 +128,7 @@ class Case:
 
     def fits(self, layout: Layout) -> bool:
         """Whether a layout is one that the model of this case is tried in."""
-        return self.architecture is None or layout.data_size == layout.world
+        return self.architecture is None or (layout.data_size == layout.world and "ep" not in layout.parallel)
 
     def missing(self, capabilities: Capabilities) -> frozenset[Need]:
         """Return the views that this case takes and a backend does not claim."""
@@ -162,6 +162,7 @@ _HYBRID: dict[str, Any] = {
     "full_attention_interval": 2,
 }  # fmt: skip
 """Of a Qwen3.5: every second layer has linear attention, which carries state from token to token."""
+_ENCODER, _NO_DROPOUT = "Bert", {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 _OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
 
@@ -177,6 +178,17 @@ CASES = (
         architecture="Qwen3_5Text",
         shape=_HYBRID,
         feature="data.padding_free",
+    ),
+    Case("encoder", _SEQ_CLS, architecture=_ENCODER, shape=_NO_DROPOUT, needs=frozenset({Need.SCORES})),
+    Case(
+        "encoder, lora, packed",
+        {**_NEGATIVES, **_LORA, **_PACKED, "model.pooling": "mean"},
+        PAIRS,
+        accumulation=2,
+        architecture=_ENCODER,
+        shape=_NO_DROPOUT,
+        tuner="lora",
+        needs=frozenset({Need.POOLED}),
     ),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
     Case("padding token trained", {"train.pad_token": True}, tied=True, feature="train.pad_token"),

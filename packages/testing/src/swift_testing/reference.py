@@ -58,8 +58,8 @@ class Recipe:
     pooling: str = "last"
     ending: Sequence[int] = ()
     """What the chat template puts behind a response, which is not learned."""
-    head_start: Callable[[tuple[int, ...]], torch.Tensor] | None = None
-    """Where a head of this shape starts."""
+    head_start: Callable[[str, tuple[int, ...]], torch.Tensor] | None = None
+    """Where a weight of a new head starts, by its name and shape."""
     lr: float = 1e-3
     schedule: str = "cosine"
     warmup: int = 0
@@ -310,11 +310,18 @@ def _base(recipe: Recipe) -> Any:
     if recipe.task == "causal_lm":
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     if recipe.task == "embedding":
-        return AutoModel.from_pretrained(recipe.model, **settings)
-    model = AutoModelForSequenceClassification.from_pretrained(recipe.model, num_labels=recipe.labels, **settings)
+        model = AutoModel.from_pretrained(recipe.model, **settings)
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # of encoders, for other vectors
+        return model
+    model, loaded = AutoModelForSequenceClassification.from_pretrained(
+        recipe.model, num_labels=recipe.labels, output_loading_info=True, **settings
+    )
     assert recipe.head_start is not None
     with torch.no_grad():
-        model.score.weight.copy_(recipe.head_start(tuple(model.score.weight.shape)))
+        for name in loaded["missing_keys"]:
+            weight = model.get_parameter(name)
+            weight.copy_(recipe.head_start(name, tuple(weight.shape)))
     return model
 
 
@@ -330,8 +337,7 @@ def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
         learned = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
         return _squares((values - torch.arange(length) / SCALE)[learned])
     if recipe.task == "embedding":
-        hidden = model(**inputs).last_hidden_state[0]
-        vector = {"last": hidden[-1], "cls": hidden[0], "mean": hidden.mean(0)}[recipe.pooling]
+        vector = _vector(recipe, model, whole)
         return _squares(vector - length / SCALE) / len(vector)
     targets = length / SCALE * torch.arange(1, recipe.labels + 1)
     return _squares(model(**inputs).logits[0] - targets)
@@ -350,12 +356,17 @@ def _of_steps(model: Any, sample: Sample) -> torch.Tensor:
 
 
 def _negatives(recipe: Recipe, model: Any, samples: Sequence[Sample]) -> torch.Tensor:
-    """Return the kit's objective that compares all pairs of a batch, from the last hidden state of each text."""
+    """Return the kit's objective that compares all pairs of a batch, by a vector of each text."""
     sequences = [[*prompt, *response, *recipe.ending] for sample in samples for prompt, response in sample]
-    hidden = [model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0, -1] for text in sequences]
-    vectors = F.normalize(torch.stack(hidden), dim=-1)
+    vectors = F.normalize(torch.stack([_vector(recipe, model, tokens) for tokens in sequences]), dim=-1)
     similarities = vectors[0::2] @ vectors[1::2].T / OF_SIMILARITIES
     return F.cross_entropy(similarities, torch.arange(len(samples)))
+
+
+def _vector(recipe: Recipe, model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """Return the hidden states of a text, pooled."""
+    hidden: torch.Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+    return {"last": hidden[-1], "cls": hidden[0], "mean": hidden.mean(0)}[recipe.pooling]
 
 
 def _squares(differences: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from swift.models import is_encoder
 from swift_testing.images import build_seeing, processor_of, random_images, reads_images
 from swift_testing.tokenizer import byte_tokenizer
 
@@ -63,7 +64,8 @@ def _build(architecture: str, shape: Mapping[str, Any]) -> torch.nn.Module:
     import transformers
 
     config = getattr(transformers, f"{architecture}Config")(**shape)
-    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    kind = transformers.AutoModel if is_encoder(config) else transformers.AutoModelForCausalLM
+    model: torch.nn.Module = kind.from_config(config)
     return model
 
 

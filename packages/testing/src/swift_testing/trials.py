@@ -18,7 +18,7 @@ from swift.data import prepare_data
 from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.models import MediaProcessor, open_source
 from swift.parsing import Parsed, config_from_mapping
-from swift.plugins import load_plugin, make_objective
+from swift.plugins import load_plugin
 from swift.terminal import say_nothing
 from swift.toolkit import initial_head, tuner_of
 from swift_testing import third_party
@@ -235,8 +235,8 @@ def _recipe(case: Case, model: Path) -> Recipe:
         labels=config.model.num_labels or 1,
         pooling=config.model.pooling,
         ending=ending_of(model),
-        head_start=lambda shape: initial_head(shape, seed=config.train.seed),
-        beta=getattr(parsed.objective_options, "beta", 0.1),
+        head_start=lambda name, shape: initial_head(shape, seed=config.train.seed, name=name),
+        beta=getattr(config.objective, "beta", 0.1),
         lr=config.learning_rate,
         schedule=optim.schedule,
         warmup=optim.warmup_steps or 0,
@@ -274,9 +274,7 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
     parsed = _settings(case, model)
     config = parsed.config
     source = open_source(config.model, say=say_nothing)
-    objective = make_objective(
-        load_plugin("swift.objectives", config.objective.name), parsed.objective_options, model=config.model
-    )
+    objective = parsed.objective.for_model(config.model)
     data = prepare_data(
         config.data,
         source.tokenizer,

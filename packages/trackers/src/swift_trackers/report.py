@@ -20,7 +20,7 @@ from swift.hookspecs import hookimpl
 from swift.observers import chart_script, charts_of, mfu_of, next_commands, setup_facts, unusable_samples
 from swift.observers.lines import EVAL_PREFIX, MEMORY, RANKS, Line, Meter
 from swift.observers.text import count, duration, figure, label
-from swift.train import REPORT_FILE, resolved_config
+from swift.train import REPORT_FILE
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -44,7 +44,7 @@ class ReportObserver:
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
-        sections = resolved_config(run.config, run.backend_options)
+        sections = run.config.model_dump(mode="json")
         self._config = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
         path = run.folder / REPORT_FILE
         if path.exists():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
+from swift.installation import pip_install
 from swift.observers import mfu_of
 from swift.observers.lines import Line, Meter, scalars_of
 
@@ -25,7 +26,8 @@ class TensorBoardObserver:
     def swift_run_start(self, run: Run) -> None:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
         if not self._installed:
-            run.say('TensorBoard is not installed (pip install "swift-core[tensorboard]"). Curves are in report.html.')
+            command = pip_install("swift-core[tensorboard]")
+            run.say(f"TensorBoard is not installed ({command}). Curves are in report.html.")
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:

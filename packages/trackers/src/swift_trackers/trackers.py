@@ -20,6 +20,7 @@ from swift.contracts import Run, RunSummary, StepRecord
 from swift.errors import UsageError
 from swift.files import replace_file
 from swift.hookspecs import hookimpl
+from swift.installation import pip_install
 from swift.observers import mfu_of
 from swift.observers.lines import Meter, scalars_of
 
@@ -73,7 +74,7 @@ class Tracker(ABC):
         if find_spec(self.package) is None:
             raise UsageError(
                 f"--report_to {self.extra} needs the package {self.package}, which is not installed.",
-                hint=f'Run: pip install "swift-core[{self.extra}]"',
+                hint=f"Run: {pip_install(f'swift-core[{self.extra}]')}",
             )
         return (yield)
 

@@ -36,7 +36,8 @@ class LowRankOptimizer(MatrixOptimizer):
             raise ConfigError(
                 f"No trained weight can be projected to rank {options.rank}: it takes a linear layer's matrix with "
                 "more rows and columns than that, whose name matches optim.targets if that is set.",
-                hint="Type a smaller --optim.rank, or --optim adamw.",
+                hint="Adapters are too small to project: type --train_type full. Else type a smaller --optim.rank, or "
+                "--optim adamw.",
             )
         self._rule = rule
         self._kept: dict[str, Kept] = {}

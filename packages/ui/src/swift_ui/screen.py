@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift.errors import SwiftError
-from swift.observers.lines import EVAL_PREFIX, MEMORY
+from swift.observers.lines import EVAL_PREFIX, MEMORY, waiting_label
 from swift.observers.text import count, duration, figure, label
 from swift_ui.braille import curve
 from swift_ui.looking.lines import RunLines, number
@@ -25,7 +25,7 @@ TIME_PARTS = {
     "compute_fraction": "compute",
     "communication_fraction": "communication",
     "optimizer_fraction": "optimizer",
-    "data_fraction": "waiting for data",
+    "data_fraction": "",
 }
 ROWS = 7
 """Lines of the curve."""
@@ -90,10 +90,11 @@ class WatchScreen:
         return _Parts(parts)
 
     def _time_breakdown(self) -> Text | None:
+        last = self._lines.last
         shown = [
-            f"{name} {self._lines.last[key]:.1%}"
+            f"{name or waiting_label(last)} {last[key]:.1%}"
             for key, name in TIME_PARTS.items()
-            if _is_number(self._lines.last.get(key))
+            if _is_number(last.get(key))
         ]
         return Text(f"a step's time: {', '.join(shown)}", style="dim") if shown else None
 

@@ -28,6 +28,7 @@ from swift.config.own_options import FullOptions, LoraOptions
 from swift.config.problems import first_problem
 from swift.config.sections import Config
 from swift.errors import CheckpointError
+from swift.installation import pip_install
 from swift.untrusted import inside, read_json
 
 FORMAT = 1
@@ -180,7 +181,7 @@ def read_manifest(folder: Path) -> Manifest:
     if found > FORMAT:
         raise CheckpointError(
             f"{folder} has checkpoint format {found}; this swift reads formats up to {FORMAT}.",
-            hint="Type: pip install --upgrade swift-core",
+            hint=f"Type: {pip_install('swift-core', upgrade=True)}",
         )
     checksum = value.pop("checksum", None)
     if checksum != _checksum(value):

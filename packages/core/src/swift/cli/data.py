@@ -132,15 +132,11 @@ def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
         from swift.data.shards import Shard, build_shard, join_shards
         from swift.models.media_processor import MediaProcessor
         from swift.models.source import open_source
-        from swift.plugins.load import load_objective
-        from swift.plugins.objective import make_objective
 
     config = parsed.config
     with waiting(f"Opening {config.model.path}"):
         source = open_source(config.model, say=print_note, seed=config.train.seed)
-    objective = make_objective(
-        load_objective(config.objective.name), parsed.objective_options, source.tokenizer, model=config.model
-    )
+    objective = parsed.objective.for_model(config.model).for_tokenizer(source.tokenizer)
     encoding = encoding_of(objective.encoding)
     images = None if source.processor is None else MediaProcessor(source.processor, config.data)
     encoder = SampleEncoder(source.tokenizer, config.data, encoding, media_tokens_of(images, config.data))

@@ -22,11 +22,10 @@ from swift.cli.commands import collision
 from swift.config.options import Section
 from swift.contracts import EngineLibrary
 from swift.errors import SwiftError
+from swift.installation import CORE, conflicts, pip_install, pip_uninstall
 from swift.models.locate import cached_ids, hub_cache
 from swift.terminal import result_alone
 from swift.version import __version__
-
-CORE = "swift-core"
 
 Verdict = Literal["ok", "note", "broken"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]·[/]", "broken": "[red]✗[/]"}
@@ -90,6 +89,7 @@ class DoctorCommand:
 
 def examine() -> Iterator[Finding]:
     """Yield all findings, by topic."""
+    yield from _installation()
     yield from _versions()
     yield from _devices()
     yield from _kernels()
@@ -97,6 +97,11 @@ def examine() -> Iterator[Finding]:
     yield from _plugins()
     yield from _offline()
     yield from _disk()
+
+
+def _installation() -> Iterator[Finding]:
+    for other in conflicts():
+        yield Finding("installation", other.problem, "broken" if other.damaged else "note", other.repair)
 
 
 def _versions() -> Iterator[Finding]:
@@ -110,20 +115,20 @@ def _versions() -> Iterator[Finding]:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            yield Finding("versions", f"{requirement.name} is missing", "broken", f'pip install "{text}"')
+            yield Finding("versions", f"{requirement.name} is missing", "broken", pip_install(text))
             continue
         if requirement.specifier.contains(version, prereleases=True):
             yield Finding("versions", f"{requirement.name} {version}")
         else:
             mismatch = f"{requirement.name} {version}, but swift needs {requirement.specifier}"
-            yield Finding("versions", mismatch, "broken", f'pip install "{text}"')
+            yield Finding("versions", mismatch, "broken", pip_install(text))
 
 
 def _devices() -> Iterator[Finding]:
     torch = _torch_facts()
     if "error" in torch:
         what = f"import torch failed: {torch['error']}"
-        yield Finding("devices", what, "broken", "pip install --force-reinstall torch")
+        yield Finding("devices", what, "broken", pip_install("--force-reinstall", "torch"))
         return
     if torch["gpus"]:
         for index, (name, memory) in enumerate(torch["gpus"]):
@@ -138,7 +143,7 @@ def _devices() -> Iterator[Finding]:
             "devices",
             "an NVIDIA driver is installed, but this torch is built without CUDA",
             "broken",
-            "pip install --force-reinstall torch, without the CPU index",
+            f"{pip_install('--force-reinstall', 'torch')}   without the CPU index",
         )
     else:
         yield Finding("devices", "no GPU: training uses the CPU, which is practical for small models only", "note")
@@ -160,7 +165,7 @@ def _kernels() -> Iterator[Finding]:
         if find_spec(module) is not None:
             yield Finding("kernels", f"{module}: {use}")
         else:
-            yield Finding("kernels", f"{module} is not installed: {use}", "note", f'pip install "{CORE}[{extra}]"')
+            yield Finding("kernels", f"{module} is not installed: {use}", "note", pip_install(f"{CORE}[{extra}]"))
 
 
 def examine_engines() -> Iterator[Finding]:
@@ -184,7 +189,7 @@ def examine_engines() -> Iterator[Finding]:
 
 def _no_engine(name: str, requirements: Iterable[str]) -> Finding:
     what = f"{name} is not installed, which swift serve needs (--python selects another environment)"
-    return Finding("serving", what, "note", " or ".join(f'pip install "{each}"' for each in requirements))
+    return Finding("serving", what, "note", "   or ".join(map(pip_install, requirements)))
 
 
 def _library(name: str, library: EngineLibrary) -> Iterator[Finding]:
@@ -197,11 +202,11 @@ def _library(name: str, library: EngineLibrary) -> Iterator[Finding]:
         yield Finding("serving", f"{build} {_version_of(build)}, built for {device}")
         if find_spec(library.module) is None:
             missing = f"{library.module} cannot be imported: its files are missing"
-            yield Finding("serving", missing, "broken", f"pip install -I {build}")
+            yield Finding("serving", missing, "broken", pip_install("-I", build))
         yield from _other_torch(build)
     if len(found) > 1:
         both = f"both builds of {name} are installed, in the same folder"
-        yield Finding("serving", both, "broken", f"pip uninstall {found[1]}")
+        yield Finding("serving", both, "broken", pip_uninstall(found[1]))
 
 
 def _other_torch(build: str) -> Iterator[Finding]:
@@ -236,7 +241,7 @@ def _plugins() -> Iterator[Finding]:
             yield Finding("plugins", f"{entry} is not allowed", "note", "SWIFT_PLUGINS lists the allowed plugins")
             continue
         if problem := collision(entry):
-            yield Finding("plugins", f"{entry} {problem}", "broken", f"pip uninstall {entry.distribution}")
+            yield Finding("plugins", f"{entry} {problem}", "broken", pip_uninstall(entry.distribution))
             continue
         try:
             load(entry)
@@ -284,4 +289,4 @@ def _print(findings: list[Finding]) -> None:
             console.print(f"[bold]{topic}[/]")
         console.print(f"  {_MARKS[finding.verdict]} {escape(finding.what)}")
         if finding.fix:
-            console.print(f"      [dim]→ {escape(finding.fix)}[/]")
+            console.print(f"      [dim]→ {escape(finding.fix)}[/]", soft_wrap=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -18,14 +19,16 @@ from typing import TYPE_CHECKING, Any
 from swift.cli.commands import commands
 from swift.config.fields import Field, core_fields, model_fields
 from swift.config.options import examples_of
-from swift.errors import ConfigError, SwiftError
+from swift.errors import ConfigError, SwiftError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 HELP = ("-h", "--help")
+ALL = "all"
+"""The value of `--help` that lists every flag."""
 MOST_USED = (
-    "model.path",
+    *("model.path", "model.dtype"),
     *("data.train", "data.validation", "data.split_ratio", "data.max_length", "data.packing"),
     *("tuner.kind", "tuner.rank", "tuner.alpha", "tuner.targets", "tuner.dropout", "tuner.quantize"),
     *("objective.name", "objective.reward_funcs", "objective.num_generations", "objective.max_completion_length"),
@@ -35,11 +38,9 @@ MOST_USED = (
     *("train.epochs", "train.max_steps", "train.micro_batch", "train.accumulation", "train.global_batch"),
     *("train.gradient_checkpointing", "train.eval_steps", "train.seed"),
     *("checkpoint.save_steps", "checkpoint.keep", "checkpoint.resume", "logging.output", "logging.run_name"),
+    *("parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep", "backend.name"),
 )
-"""Keys that help shows first in their section, in this order."""
-
-_NARROWER = {"data.loss_on", "data.template_kwargs", "backend.device", "export.to"}
-"""Keys whose other flags each set one of their values: help shows the key itself first."""
+"""Keys that help shows first in their section, in this order; the short help of training shows no others."""
 
 _ANSI = {"bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
 _DIM, _PLAIN, _BOLD = "\x01", "\x02", "\x03"
@@ -57,11 +58,13 @@ class FlagGroup:
     """For each field, the further flags that set it."""
     names: Sequence[str] = ()
     """The name of each field; default: its argument or its key."""
+    others: Sequence[Sequence[str]] = ()
+    """For each field, the flags that set one of its values, or translate theirs."""
 
 
 def asks_for_help(args: Iterable[str]) -> bool:
     """Return whether the arguments request help."""
-    return any(arg in HELP for arg in args)
+    return any(arg.partition("=")[0] in HELP for arg in args)
 
 
 def show_help(command: str, summary: str, options: type[BaseModel]) -> None:
@@ -101,10 +104,19 @@ def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
 
 
 def show_training_help(command: str, args: Sequence[str]) -> None:
-    """Print the help of a training command, with the options of the plugins that `args` select."""
+    """Print the help of a training command, with the options of the plugins that `args` select.
+
+    `--help` shows the most used flags, `--help SECTION` those of one section, and `--help all` every flag.
+    """
     from swift.config.sections import Config
     from swift.plugins.kinds import group_of_section
 
+    shown, args = _section_and_rest(args)
+    if shown not in ("", ALL, *Config.model_fields):
+        raise UsageError(
+            f"There is no section {shown!r} of flags.{did_you_mean(shown, Config.model_fields)}",
+            hint=f"Sections: {', '.join(Config.model_fields)}. Every flag: swift {command} --help {ALL}",
+        )
     info = commands()[command]
     _line(f"{_styled(f'swift {command}', 'bold')}: {info.summary}")
     _line(f"\n  {info.example}\n  swift {command} config.yaml --optim.lr 2e-5\n")
@@ -113,38 +125,56 @@ def show_training_help(command: str, args: Sequence[str]) -> None:
         "processes on this machine. Flags that take a list may be repeated; for all others the last value counts."
     )
     for name, field in Config.model_fields.items():
+        if shown not in ("", ALL, name):
+            continue
         fields = [each for each in core_fields().values() if each.section == name]
         section: Any = field.annotation
-        _show_group(_friendly(name, _first_line(section), fields))
+        _show_group(_friendly(name, _first_line(section), fields, short=not shown))
         if (group := group_of_section(name)) is not None:
-            _show_plugin(group, name, _chosen(group, name, command, args))
+            _show_plugin(group, name, _chosen(group, name, command, args), short=not shown)
+    if not shown:
+        typed = shlex.join(["swift", command, *args])
+        _line()
+        _paragraphs(
+            f"These are the most used flags. All flags of a section: {typed} --help SECTION "
+            f"({', '.join(Config.model_fields)}). Every flag: {typed} --help {ALL}"
+        )
 
 
-def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
+def _section_and_rest(args: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of `--help`, and the other arguments."""
+    wanted, rest, follows = "", [], False
+    for arg in args:
+        flag, _, value = arg.partition("=")
+        if flag in HELP:
+            wanted, follows = value or wanted, not value
+        elif follows and not arg.startswith("-"):
+            wanted, follows = arg, False
+        else:
+            rest.append(arg)
+            follows = False
+    return wanted, rest
+
+
+def _friendly(title: str, summary: str, fields: Iterable[Field], *, short: bool) -> FlagGroup:
     """Return options of training, the most used first, each under its usual flag."""
-    from swift.parsing.aliases import flags_of
+    from swift.parsing.aliases import flags_of, synonyms_of
 
     position = {key: number for number, key in enumerate(MOST_USED)}
     ordered = sorted(fields, key=lambda field: position.get(field.key, len(position)))
-    names, others = [], []
+    if short:
+        ordered = [field for field in ordered if field.key in position]
+    names, synonyms, others = [], [], []
     for field in ordered:
-        flags = flags_of(field.key) or field.aliases
-        every = (field.key, *flags) if field.key in _NARROWER or not flags else (*flags, field.key)
-        names.append(f"--{every[0]}")
-        others.append(every[1:])
-    return FlagGroup(title, summary, ordered, others, names)
-
-
-def flag_named(key: str) -> str:
-    """Return the usual flag for a key of a run: an alias that takes the same values, or the key."""
-    from swift.parsing.aliases import aliases, flags_of
-
-    usual = [flag for flag in flags_of(key) if aliases()[flag].renames]
-    return key if key in _NARROWER or not usual else usual[0]
+        first, *rest = (*synonyms_of(field), *field.aliases, field.key)
+        names.append(f"--{first}")
+        synonyms.append([] if short else rest)
+        others.append([] if short else [flag for flag in flags_of(field.key) if flag not in (first, *rest)])
+    return FlagGroup(title, summary, ordered, synonyms, names, others)
 
 
 def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
-    """Return the plugin that the arguments besides `--help` select, or the default."""
+    """Return the plugin that the arguments select, or the default."""
     from swift.config.draft import Layer
     from swift.config.flags import read_flags
     from swift.parsing.aliases import training_flags
@@ -154,7 +184,7 @@ def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
     table = training_flags()
     draft = Layer(table)
     with suppress(ConfigError):  # help must work in spite of invalid flags
-        for name, flag in read_flags([arg for arg in args if arg not in HELP], table).flags.items():
+        for name, flag in read_flags(args, table).flags.items():
             if name not in table.about_command:
                 draft.add_flag(flag)
     selected = f"{section}.{KINDS[group].selected_by}"
@@ -169,7 +199,7 @@ def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
     return str(core_fields()[selected].default)
 
 
-def _show_plugin(group: str, section: str, name: str) -> None:
+def _show_plugin(group: str, section: str, name: str, *, short: bool) -> None:
     from swift.plugins.load import find, load
 
     try:
@@ -180,11 +210,12 @@ def _show_plugin(group: str, section: str, name: str) -> None:
     assert plugin.config_model is not None
     shown = core_fields()
     fields = [field for field in model_fields(plugin.config_model, section) if field.key not in shown]
-    if fields:
-        _show_group(_friendly(f"{section} {name}", f"Options of {plugin.entry}.", fields))
+    _show_group(_friendly(f"{section} {name}", f"Options of {plugin.entry}.", fields, short=short))
 
 
 def _show_group(group: FlagGroup) -> None:
+    if not group.fields:
+        return
     title = f"{_BOLD}{group.title}{_PLAIN}" if group.title else ""
     if group.summary:
         title += f"  {_DIM}{group.summary}{_PLAIN}"
@@ -192,13 +223,17 @@ def _show_group(group: FlagGroup) -> None:
     names = group.names or [field.argument or f"--{field.key}" for field in group.fields]
     left = max(map(len, names), default=0) + 4
     right = max(30, _width() - left)
-    for name, field, flags in zip(names, group.fields, group.flags, strict=True):
+    others = group.others or [()] * len(names)
+    for name, field, flags, partly in zip(names, group.fields, group.flags, others, strict=True):
         default = "required" if field.required else shown_default(field.default)
         kind = f"{field.type_name} {field.bounds}".rstrip() + f"; {default}"
         text = f"{field.description or '(no description)'} {_DIM}[{kind}]{_PLAIN}"
         lines = textwrap.wrap(text, right, break_on_hyphens=False)
-        others = [f"--{flag}" for flag in ((field.key, *flags) if field.argument else flags)]
-        lines += [_styled(each, "cyan") for each in textwrap.wrap(" ".join(others), right, break_on_hyphens=False)]
+        same = [f"--{flag}" for flag in ((field.key, *flags) if field.argument else flags)]
+        also = ["also set by", *(f"--{flag}" for flag in partly)] if partly else []
+        for listed in (same, also):
+            wrapped = textwrap.wrap(" ".join(listed), right, break_on_hyphens=False)
+            lines += [_styled(line, "cyan") for line in wrapped]
         for number, each in enumerate(lines):
             column = f"  {name}".ljust(left) if number == 0 else " " * left
             _line(f"{_styled(column, 'green') if number == 0 else column}{_coded(each)}".rstrip())

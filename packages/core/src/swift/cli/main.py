@@ -20,7 +20,8 @@ from swift.cli.commands import (
     training_command,
 )
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
-from swift.plugins.discover import list_plugins, objective_names
+from swift.installation import conflicts, pip_install
+from swift.plugins.discover import conflicting_distributions, list_plugins, objective_names
 from swift.plugins.entry import PluginEntry, printable
 from swift.plugins.known import KNOWN, PACKAGES
 from swift.version import __version__
@@ -29,7 +30,7 @@ from swift.version import __version__
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in (*TRAINING, *KNOWN["swift.objectives"]) or {"-h", "--help"} & set(sys.argv):
+    if command in (*TRAINING, *KNOWN["swift.objectives"], "--complete") or {"-h", "--help"} & set(sys.argv):
         gc.disable()  # garbage collection takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
@@ -59,11 +60,17 @@ def run(argv: Sequence[str]) -> int:
 def _dispatch(argv: list[str]) -> int:
     if len(argv) > 1 and argv[0] == "help":
         argv = [argv[1], "--help"]
+    if argv and argv[0] in ("--version", "-V", "-v", "version"):
+        sys.stdout.write(f"swift {__version__}\n")
+        return 0
+    if argv and argv[0] in ("--complete", "--show-completion", "--install-completion"):
+        from swift.cli.completion import run as run_completion
+
+        return run_completion(argv)
+    if argv[:1] != ["doctor"]:  # which reports it among its findings
+        _check_conflicts()
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview(styled=sys.stdout.isatty()))
-        return 0
-    if argv[0] in ("--version", "-V", "-v", "version"):
-        sys.stdout.write(f"swift {__version__}\n")
         return 0
     name, args = command_name(argv[0]), argv[1:]
     if not _entries(name):
@@ -74,6 +81,15 @@ def _dispatch(argv: list[str]) -> int:
     from swift.cli.plugin_command import run as run_command
 
     return run_command(entries, args)
+
+
+def _check_conflicts() -> None:
+    """Report another distribution that installs files of swift; raise if it has damaged this one."""
+    for other in conflicts(conflicting_distributions()):
+        if other.damaged:
+            raise SwiftError(other.problem, hint=other.repair)
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"Note: {other.problem} Install swift in an environment of its own.\n")
 
 
 def _entries(name: str) -> list[PluginEntry]:
@@ -105,9 +121,10 @@ def overview(*, styled: bool) -> str:
         *(["  swift demo"] if "demo" in found else []),
         "  swift sft --model qwen3-0.6b --dataset data.jsonl",
         "  swift sft --help",
+        "  swift --install-completion",
     ]
     if "infer" not in found:
-        lines += ["", 'More commands, to infer, evaluate and serve: pip install "swift-core[standard]"']
+        lines += ["", f"More commands, to infer, evaluate and serve: {pip_install('swift-core[standard]')}"]
     return "\n".join(lines) + "\n"
 
 
@@ -120,7 +137,7 @@ def _unknown_command(name: str) -> UsageError:
     if name in REPLACED_COMMANDS:
         reason, instead = REPLACED_COMMANDS[name]
         return UsageError(reason, hint=instead)
-    known = [*commands(), *map(command_name, objective_names())]
+    known = ["--help", "--version"] if name.startswith("-") else [*commands(), *map(command_name, objective_names())]
     return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All commands: swift --help")
 
 

@@ -32,9 +32,9 @@ from swift.config.incompatibilities import (
 )
 from swift.config.own_options import LoraOptions
 from swift.config.sections import Config
-from swift.contracts import ProcessLayout, RequestedRun, World
+from swift.contracts import RequestedRun, World
 from swift.data.sources.spec import parse_source
-from swift.errors import SwiftError
+from swift.errors import SwiftError, about
 from swift.export.destination import check_destination
 from swift.models.adapter_file import read_adapter_config
 from swift.models.classes import check_no_encoder
@@ -49,7 +49,7 @@ from swift.optim.selected import check_packages
 from swift.parsing import Parsed
 from swift.plugins.blame import failing
 from swift.plugins.entry import PluginEntry
-from swift.plugins.hooks import Hooks, open_hooks
+from swift.plugins.hooks import Hooks, layout_of, open_hooks
 from swift.plugins.load import load_backend, load_observers
 from swift.processes.group import wanted_group
 from swift.terminal import say_nothing
@@ -79,8 +79,10 @@ def check_anywhere(config: Config) -> None:
 def check_here(config: Config) -> None:
     """Raise the error of this configuration on this machine, before anything is loaded."""
     check_anywhere(config)
-    for name in (*config.data.train, *config.data.validation):
-        parse_source(name)
+    for key, names in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        with about(key):
+            for name in names:
+                parse_source(name)
     _check_packages(config)
     device = getattr(config.backend, "device", "auto")
     if device == "cuda" and no_gpu_to_see("auto"):
@@ -102,10 +104,10 @@ def _check_packages(config: Config) -> None:
 
 
 def check_layout(parsed: Parsed) -> None:
-    """Raise `UnsupportedLayout` where the layout does not multiply to the typed number of processes."""
+    """Raise `UnsupportedLayout` where the layout does not fit the typed number of processes."""
     if parsed.nproc is not None:
         here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
-        ProcessLayout.of(parsed.config.parallel, here * machines)
+        layout_of(load_backend(parsed.config.backend.name), parsed.config, here * machines)
 
 
 def check_run(parsed: Parsed, processes: int) -> RequestedRun:
@@ -116,12 +118,13 @@ def check_run(parsed: Parsed, processes: int) -> RequestedRun:
     config = parsed.config
     backend = load_backend(config.backend.name)
     hooks = open_hooks(backend, observers=load_observers(config.observers))
-    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    world = World(size=processes, machines=wanted_group(os.environ | dict(parsed.machines), parsed.nproc)[1])
+    run = RequestedRun(config, parsed.backend_options, config.logging.output, world, say_nothing)
     with failing(backend.entry, "swift_check_layout"):
         hooks.swift_check_layout(run)
-    slices, rest = divmod(processes, ProcessLayout.sharing(config.parallel))
-    if config.train.global_batch is not None and not rest:
-        _raise(uneven_batch(config.train.global_batch, slices))
+    layout = layout_of(backend, config, processes)
+    if config.train.global_batch is not None:
+        _raise(uneven_batch(config.train.global_batch, layout.data))
     _check_files(config)
     if config.model.path is not None:
         _check_model(hooks, run, backend.entry)
@@ -131,11 +134,14 @@ def check_run(parsed: Parsed, processes: int) -> RequestedRun:
 def _check_files(config: Config) -> None:
     """Refuse a checkpoint or an adapter that does not exist, and an export's destination that does."""
     if config.checkpoint.resume not in (None, "auto"):
-        find_checkpoint(config.checkpoint.resume, output=config.logging.output)
+        with about("checkpoint.resume"):
+            find_checkpoint(config.checkpoint.resume, output=config.logging.output)
     if config.tuner.adapter is not None:
-        read_adapter_config(config.tuner.adapter)
+        with about("tuner.adapter"):
+            read_adapter_config(config.tuner.adapter)
     if config.export.to is not None and config.export.out is not None:
-        check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
+        with about("export.out"):
+            check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
 
 
 def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:

@@ -10,15 +10,13 @@ from typing import Any
 import yaml
 
 from swift.config.sections import Config
-from swift.contracts import ProcessLayout
 from swift.errors import SwiftError
 from swift.parsing import Parsed
 from swift.plugins.blame import error_line
 from swift.plugins.discover import allowed_plugins
-from swift.plugins.hooks import describe_plan
+from swift.plugins.hooks import describe_plan, layout_of
 from swift.plugins.kinds import KINDS
-from swift.plugins.load import load, load_backend, load_objective
-from swift.plugins.objective import make_objective
+from swift.plugins.load import load, load_backend
 from swift.processes.group import wanted_group
 from swift.terminal import IMPORTS, print_note, waiting
 
@@ -36,30 +34,22 @@ def processes_of(parsed: Parsed) -> int:
 
 def layout(parsed: Parsed) -> str:
     """Return the layout of processes as comment lines below the YAML."""
-    parallel = parsed.config.parallel
+    config, backend = parsed.config, load_backend(parsed.config.backend.name)
     here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
-    processes = here * machines
     where = "on this machine" if machines == 1 else f"on {machines} machines"
-    sharing = ProcessLayout.sharing(parallel)
-    replicas, rest = divmod(processes, sharing)
-    shared = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
-    if parallel.ulysses > 1:
-        shared["ulysses"] = parallel.ulysses
-    lines = [f"# backend: {parsed.config.backend.name}, objective: {parsed.config.objective.name}"]
-    if rest:
-        product = " × ".join(shared)
-        counted = "1 process" if processes == 1 else f"{processes} processes"
-        lines.append(f"# {counted} {where}: not a multiple of {product} = {sharing}")
-    else:
-        sizes = " × ".join(f"{name} {size}" for name, size in {"dp": replicas, **shared}.items())
-        lines.append(f"# processes {where}: {processes} = {sizes}")
-        train = parsed.config.train
-        rows = train.global_batch or train.micro_batch * train.accumulation * replicas
-        lines.append(f"# rows per optimizer step: {rows}")
-    backend = load_backend(parsed.config.backend.name)
-    lines.extend(f"# {line}" for line in describe_plan(backend, parsed.config, processes))
+    cut = layout_of(backend, config, here * machines)
+    sizes = {"dp": cut.data, "tp": cut.tp, "pp": cut.pp, "cp": cut.cp}
+    if cut.ulysses > 1:
+        sizes["ulysses"] = cut.ulysses
+    rows = config.train.global_batch or config.train.micro_batch * config.train.accumulation * cut.data
+    lines = [
+        f"# backend: {config.backend.name}, objective: {config.objective.name}",
+        f"# processes {where}: {cut.world} = {' × '.join(f'{name} {size}' for name, size in sizes.items())}",
+        f"# rows per optimizer step: {rows}",
+    ]
+    lines.extend(f"# {line}" for line in describe_plan(backend, config, cut.world))
     lines.extend(f"# {note}" for note in parsed.notes)
-    lines.extend(f"# {note}" for note in (_length_note(parsed.config),) if note is not None)
+    lines.extend(f"# {note}" for note in (_length_note(config),) if note is not None)
     return "\n".join(lines) + "\n"
 
 
@@ -98,9 +88,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
     with waiting(f"Opening {config.model.path}"):
         source = open_source(config.model, say=print_note, seed=config.train.seed)
         tokenizer, processor = source.tokenizer, source.processor
-    objective = make_objective(
-        load_objective(config.objective.name), parsed.objective_options, tokenizer, model=config.model
-    )
+    objective = parsed.objective.for_model(config.model).for_tokenizer(tokenizer)
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(
         config.data.model_copy(update=first_rows),

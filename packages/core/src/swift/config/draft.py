@@ -148,16 +148,16 @@ class Layer(Draft):
             value = literal(value)
         super().set(key, value, source)
 
-    def apply(self, settings: Iterable[Setting], source: str) -> None:
-        """Apply the settings of one flag."""
+    def apply(self, settings: Iterable[Setting], source: str, typed: str) -> None:
+        """Apply the settings of one flag, which messages call as it was `typed`."""
         for setting in settings:
             match setting:
                 case Note():
-                    self.note(f"{source} {setting.text}")
+                    self.note(f"{typed} {setting.text}")
                 case Fallback():
                     self._fallbacks[setting.key] = Assignment(setting.value, source)
                 case Request():
-                    earlier, later = self.requests.get(setting.name), Assignment(setting.value, source)
+                    earlier, later = self.requests.get(setting.name), Assignment(setting.value, typed)
                     if earlier is not None and _comparable(earlier.value) != _comparable(later.value):
                         raise contradiction(setting.name, earlier, later)
                     self.requests.setdefault(setting.name, later)
@@ -186,7 +186,7 @@ class Layer(Draft):
         if earlier is not None and flag.arity == "list" and (alias is None or alias.renames):
             self.replace(key, (*earlier.value, *flag.value), flag.typed)
         elif alias is not None:
-            self.apply(alias.translate(flag.typed, flag.value), flag.typed)
+            self.apply(alias.translate(flag.typed, flag.value), flag.typed, flag.typed)
         else:
             self.set(flag.name, flag.value, flag.typed)
 
@@ -214,7 +214,8 @@ class Layer(Draft):
         if alias is not None and alias.arity == "switch" and self._left_open(key, value):
             return
         if alias is not None:
-            self.apply(alias.translate(subject(source, name), value), source)
+            typed = subject(source, name)
+            self.apply(alias.translate(typed, value), source, typed)
         elif key in table.third_party:
             if value is not None:
                 self.note(table.third_party[key].check(subject(source, name), value))

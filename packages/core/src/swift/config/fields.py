@@ -53,6 +53,13 @@ class Field:
         return self.key.partition(".")[0]
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """Return the valid values where the type lists them, unlike a union of types."""
+        names = tuple(self.type_name.split(" | "))
+        types = {"string", "path", "number", "integer", "switch", "JSON", "list"}
+        return names if self.kind == "value" and len(names) > 1 and not types & set(names) else ()
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Return every further flag that sets it, or a part of it."""
         return (*self.aliases, *(each.flag for each in self.shorthands), *(flag for flag, _ in self.parts))

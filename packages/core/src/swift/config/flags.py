@@ -107,7 +107,7 @@ class FlagTable:
         short = None if typed.startswith("--") else _SHORT.get(name)
         meant = (short if short in names else None) or (leaves[0] if leaves else None)
         of_every_run = [each for each in names if each not in self.aliases or not self._of_objective(each)]
-        meant = meant or nearest_flag(name, (*of_every_run, *self.about_command)) or nearest_flag(name, names)
+        meant = meant or nearest_flag(name, (*of_every_run, *self.about_command, "help")) or nearest_flag(name, names)
         suggestion = f" Did you mean '--{meant}'?" if meant else ""
         return ConfigError(f"Unknown flag {typed}.{suggestion}", hint=f"All flags: {self.help_command}")
 

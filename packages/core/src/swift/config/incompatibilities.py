@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from swift.config.own_options import FACTORED
 from swift.errors import ConfigError, ModelError, SwiftError, UnsupportedLayout, did_you_mean
+from swift.installation import pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -45,23 +46,23 @@ def unsplit_stream() -> SwiftError:
 def no_liger() -> SwiftError:
     """Return the error for Liger kernels that are not installed."""
     return ModelError(
-        "model.liger is on, but liger-kernel is not installed.", hint='Type: pip install "swift-core[liger]"'
+        "model.liger is on, but liger-kernel is not installed.", hint=f"Type: {pip_install('swift-core[liger]')}"
     )
 
 
-GPU_ATTENTION = {
-    "flash_attention_3": ", or on a Hopper GPU install flash-attn-3",
-    "flash_attention_2": ", or on a GPU: pip install 'swift-core[flash-attn]'",
-    "flex_attention": "",
-}
-"""Attention kernels that train on a GPU only, the fastest first, and what else to do to use them."""
+GPU_ATTENTION = ("flash_attention_3", "flash_attention_2", "flex_attention")
+"""Attention kernels that train on a GPU only, the fastest first."""
 
 
 def no_attention(name: str, incompatibility: str) -> SwiftError:
     """Return the error for an attention kernel where it cannot be used."""
+    other = ""
+    if name == "flash_attention_3":
+        other = ", or on a Hopper GPU install flash-attn-3"
+    elif name == "flash_attention_2":
+        other = f", or on a GPU: {pip_install('swift-core[flash-attn]')}"
     return ModelError(
-        f"model.attention {name} cannot be used: {incompatibility}.",
-        hint=f"Type --model.attention auto{GPU_ATTENTION[name]}",
+        f"model.attention {name} cannot be used: {incompatibility}.", hint=f"Type --model.attention auto{other}"
     )
 
 
@@ -81,7 +82,7 @@ def no_quantiser(package: str) -> SwiftError:
     """Return the error for quantized weights without the package that stores them."""
     return ModelError(
         f"tuner.quantize needs {package}, which is not installed or is incompatible with this torch.",
-        hint='Type: pip install "swift-core[qlora]"',
+        hint=f"Type: {pip_install('swift-core[qlora]')}",
     )
 
 
@@ -142,7 +143,7 @@ def uneven_batch(rows: int, data_size: int) -> SwiftError | None:
     if rows % data_size == 0:
         return None
     return ConfigError(
-        f"{rows} rows per optimizer step cannot be divided evenly over {data_size} processes.",
+        f"train.global_batch {rows} cannot be divided evenly over {data_size} processes.",
         hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
     )
 

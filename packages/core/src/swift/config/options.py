@@ -57,6 +57,13 @@ class Verbatim:
 class RunsCode:
     """Marks a field that may name Python files to run (`FILE.py`, `FILE.py:NAME`), which no configuration file may."""
 
+    @classmethod
+    def fields(cls, model: type[BaseModel]) -> list[str]:
+        """Return the names of the marked fields of a model."""
+        return [
+            name for name, info in model.model_fields.items() if any(isinstance(each, cls) for each in info.metadata)
+        ]
+
     @staticmethod
     def files(value: Any) -> list[str]:
         """Return the Python files in a value, unchanged."""

@@ -29,12 +29,14 @@ def check_schedule(optim: OptimSection, peak: float) -> None:
         if name not in taken and getattr(options, name) != info.default:
             others = ", ".join(taken) if taken else "none"
             raise ConfigError(
-                f"The schedule {shape!r} has no option {name} (optim.schedule_options.{name}).",
+                f"The schedule {shape!r} does not take optim.schedule_options.{name}.",
                 hint=f"Options of {shape}: {others}. "
                 f"Schedules with {name}: {', '.join(each for each in _OPTIONS if name in _OPTIONS[each])}.",
             )
     if shape == "cosine_with_restarts" and not float(options.num_cycles or 1).is_integer():
-        raise ConfigError(f"cosine_with_restarts needs a whole number of num_cycles, not {options.num_cycles:g}.")
+        raise ConfigError(
+            f"optim.schedule cosine_with_restarts needs a whole number of num_cycles, not {options.num_cycles:g}."
+        )
     if optim.min_lr is not None and optim.min_lr_ratio:
         raise ConfigError(
             "optim.min_lr and optim.min_lr_ratio both set the final learning rate.", hint="Keep one of them."

@@ -335,7 +335,7 @@ class CheckpointSection(Section):
     save_strategy: Literal["steps", "epoch", "best", "no"] | None = Field(
         None,
         description="When to save: best is after each evaluation that improves, no is only at the end; default: steps "
-        "if save_steps is set, else epoch",
+        "if save_steps is set, else after each epoch, or after every few that have 50 steps together",
     )
     save_steps: Interval | None = Field(None, description="Save every N steps; 0.1 is a tenth of all steps")
     keep: Steps | None = Field(3, description="Keep the N newest checkpoints and the best; none keeps all of them")

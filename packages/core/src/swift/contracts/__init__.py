@@ -52,7 +52,7 @@ from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, fitting_roles
 from swift.contracts.rounds import EngineModel, RoundWork
 from swift.contracts.run import OpenedRun, RequestedRun, Run, Topology, World
-from swift.contracts.schedule import BatchSchedule
+from swift.contracts.schedule import SECONDS_GENERATING, BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
 from swift.contracts.vocabulary import (
@@ -74,6 +74,7 @@ __all__ = [
     "LEAVING",
     "PASSING",
     "POLICY",
+    "SECONDS_GENERATING",
     "TOKEN_SCORES",
     "Acts",
     "Basis",

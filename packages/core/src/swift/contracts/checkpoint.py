@@ -31,18 +31,19 @@ class ThirdPartyCheckpoint(Protocol):
     It may have three more methods. `attach(source)` is given the model before anything is read; `names` and `read`
     then go by names on disk. `left_out()` returns the names of tensors that it holds and that are not among what is
     trained. `labels()` returns how many scores per text the head of a model has that was trained to return scores.
+
+    - `description`: What it is: 'DeepSpeed ZeRO 2 of 8 processes'.
+    - `step`: Updates that were made.
+    - `rows_per_step`: Samples per update; 0 where that is not known.
+    - `total_steps`: Updates that were planned; 0 where that is not known.
+    - `param_groups`: The settings of AdamW's groups, under torch's keys, where they are known.
     """
 
     description: str
-    """What it is: 'DeepSpeed ZeRO 2 of 8 processes'."""
     step: int
-    """Updates that were made."""
     rows_per_step: int
-    """Samples per update; 0 where that is not known."""
     total_steps: int = 0
-    """Updates that were planned; 0 where that is not known."""
     param_groups: Sequence[Mapping[str, Any]] = ()
-    """The settings of AdamW's groups, under torch's keys, where they are known."""
 
     def names(self) -> Collection[str]:
         """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model."""
@@ -52,29 +53,31 @@ class ThirdPartyCheckpoint(Protocol):
 
 
 class TrainedState(Protocol):
-    """A checkpoint of swift for `swift_write_third_party`, by parameters of the transformers or PEFT model."""
+    """A checkpoint of swift for `swift_write_third_party`, by parameters of the transformers or PEFT model.
+
+    - `step`: Updates that were made.
+    - `rows_per_step`: Samples per update; 0 where that is not known.
+    - `total_steps`: Updates of the whole training; 0 where that is not known.
+    - `groups`: Names in memory of what is trained: with weight decay, and without.
+    - `adapter`: The PEFT configuration when adapters were trained.
+    - `source`: The model that training started from.
+    - `optim`: The `optim` section.
+    - `peak`: The highest learning rate of the schedule.
+    - `min_lr`: Its learning rate at the end.
+    - `learning_rate`: Of the next update.
+    """
 
     step: int
-    """Updates that were made."""
     rows_per_step: int
-    """Samples per update; 0 where that is not known."""
     total_steps: int
-    """Updates of the whole training; 0 where that is not known."""
     warmup_steps: int
     groups: list[list[str]]
-    """Names in memory of what is trained: with weight decay, and without."""
     adapter: Mapping[str, Any] | None
-    """The PEFT configuration when adapters were trained."""
     source: ModelSource
-    """The model that training started from."""
     optim: Any
-    """The `optim` section."""
     peak: float
-    """The highest learning rate of the schedule."""
     min_lr: float
-    """Its learning rate at the end."""
     learning_rate: float
-    """Of the next update."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one parameter."""

@@ -20,16 +20,18 @@ class Command(Protocol):
 
     `swift --help` reads `summary` and `group` from the source, without importing it: write both as strings in the body
     of the class.
+
+    - `summary`: One line for `swift --help`.
+    - `group`: The heading in `swift --help`: `Train`, `Use the result`, `Inspect`, or one of your own.
+    - `options_model`: A `swift.Section` whose fields are the command's flags, or None.
+    - `parses_args`: Whether `run` gets the arguments as typed although there is an `options_model`, which documents the
+      flags.
     """
 
     summary: str
-    """One line for `swift --help`."""
     group: str = "From plugins"
-    """The heading in `swift --help`: `Train`, `Use the result`, `Inspect`, or one of your own."""
     options_model: type[BaseModel] | None = None
-    """A `swift.Section` whose fields are the command's flags, or None."""
     parses_args: bool = False
-    """Whether `run` gets the arguments as typed although there is an `options_model`, which documents the flags."""
     passes_on: bool = False
 
     def run(self, given: Any) -> int:

@@ -12,52 +12,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """Beginning of an episode. Everything in it can be written as JSON."""
+    """Beginning of an episode. Everything in it can be written as JSON.
+
+    - `messages`: The row's conversation up to where the model speaks.
+    - `columns`: The other columns of the row.
+    - `seed`: Decides everything random in the episode. The same for all answers to a prompt in a round, which are
+      compared.
+    - `source`: Where the row stands, for messages.
+    """
 
     messages: Sequence[Mapping[str, Any]]
-    """The row's conversation up to where the model speaks."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the row."""
     seed: int = 0
-    """Decides everything random in the episode. The same for all answers to a prompt in a round, which are compared."""
     source: str = ""
-    """Where the row stands, for messages."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of the model, as an environment sees it."""
+    """One answer of the model, as an environment sees it.
+
+    - `text`: Without the token that ended it.
+    - `number`: Which turn of the episode it is, from 1.
+    - `token_ids`: As they were drawn.
+    - `finish_reason`: 'stop', or 'length' where the answer was cut off: the episode ends with this turn, whatever
+      `step` returns.
+    - `tool_calls`: Calls of tools in the text: `name` and `arguments` of each, as the tokenizer reads them where it
+      can, and otherwise those in `<tool_call>` tags and in ReAct's notation.
+    """
 
     text: str
-    """Without the token that ended it."""
     number: int
-    """Which turn of the episode it is, from 1."""
     token_ids: Sequence[int] = ()
-    """As they were drawn."""
     finish_reason: str = "stop"
-    """'stop', or 'length' where the answer was cut off: the episode ends with this turn, whatever `step` returns."""
     tool_calls: Sequence[Mapping[str, Any]] = ()
-    """Calls of tools in the text: `name` and `arguments` of each, as the tokenizer reads them where it can, and
-    otherwise those in `<tool_call>` tags and in ReAct's notation."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Reply of an environment to an answer."""
+    """Reply of an environment to an answer.
+
+    - `messages`: What the model is told before it speaks again: 'role' ('user', 'tool') and 'content' of each.
+    - `reward`: Of this turn; the reward of the episode is the sum. None for a turn without one.
+    - `done`: Whether the episode is over; without messages and text it is.
+    - `info`: Anything for rewards and for the page of a round; JSON values. Later turns replace values of earlier ones.
+    - `text`: Text that the answer itself goes on with, instead of messages: the model then continues its own turn. The
+      token that ended the answer is taken back.
+    - `keep`: With `text`: how many letters of the answer stay before it; None for all.
+    """
 
     messages: Sequence[Mapping[str, Any]] = ()
-    """What the model is told before it speaks again: 'role' ('user', 'tool') and 'content' of each."""
     reward: float | None = None
-    """Of this turn; the reward of the episode is the sum. None for a turn without one."""
     done: bool = False
-    """Whether the episode is over; without messages and text it is."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Anything for rewards and for the page of a round; JSON values. Later turns replace values of earlier ones."""
     text: str = ""
-    """Text that the answer itself goes on with, instead of messages: the model then continues its own turn. The token
-    that ended the answer is taken back."""
     keep: int | None = None
-    """With `text`: how many letters of the answer stay before it; None for all."""
 
 
 class Environment(Protocol):
@@ -70,12 +78,13 @@ class Environment(Protocol):
     begun again in another one and given the same answers, and must then observe the same.
 
     Methods may be coroutines. Attributes may be left out; their values are then those below.
+
+    - `options_model`: A `swift.Section`.
+    - `wants`: The columns that every row must have.
     """
 
     options_model: type[BaseModel] | None = None
-    """A `swift.Section`."""
     wants: tuple[str, ...] = ()
-    """The columns that every row must have."""
 
     def reset(self, start: EpisodeStart) -> Sequence[Mapping[str, Any]] | None:
         """Return the conversation that the episode begins with, or None for the row's own."""

@@ -47,14 +47,17 @@ class Reloaded:
 
 @dataclass(frozen=True)
 class SchemeFacts:
-    """A scheme of quantising as core knows it; an exporter offers it as `--quant NAME`."""
+    """A scheme of quantising as core knows it; an exporter offers it as `--quant NAME`.
+
+    - `described`: In a few words, for a list of schemes: '4-bit weights, GPTQ's format'.
+    - `calibrated`: Whether samples decide how weights are rounded. Otherwise they only measure what it costs, and may
+      be missing.
+    - `not_served_by`: Inference engine → why it does not serve such a model: it is not asked, and `--to` it is refused.
+    """
 
     described: str
-    """In a few words, for a list of schemes: '4-bit weights, GPTQ's format'."""
     calibrated: bool = True
-    """Whether samples decide how weights are rounded. Otherwise they only measure what it costs, and may be missing."""
     not_served_by: Mapping[str, str] = field(default_factory=dict)
-    """Inference engine → why it does not serve such a model: it is not asked, and `--to` it is refused."""
 
 
 @dataclass(frozen=True)
@@ -67,32 +70,36 @@ class CalibrationRow:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """Request to quantise a model, with the samples to measure the cost on."""
+    """Request to quantise a model, with the samples to measure the cost on.
+
+    - `source`: The whole model in full precision, on disk.
+    - `scheme`: One of the exporter's `schemes`.
+    - `held_out`: Not among those of `calibration`.
+    - `options`: `swift.config.sections.ExportOptions`.
+    """
 
     source: ModelSource
-    """The whole model in full precision, on disk."""
     destination: Path
     scheme: str
-    """One of the exporter's `schemes`."""
     calibration: Sequence[CalibrationRow]
     held_out: Sequence[CalibrationRow]
-    """Not among those of `calibration`."""
     prompts: Sequence[Sequence[int]]
     options: Any
-    """`swift.config.sections.ExportOptions`."""
     say: Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Result of quantising, as the exporter itself computes it."""
+    """Result of quantising, as the exporter itself computes it.
+
+    - `logps`: For each prompt, the log-probability of every token after the first, in fp32 from the quantised weights.
+    - `tolerance`: Mean difference from `logps` that the arithmetic of an engine explains: it computes in bf16, and the
+      most quantised layers round their inputs as well.
+    - `dtype`: Precision of what is not quantised, in which engines compute.
+    - `report`: JSON values; what stands in `quantisation.json`.
+    """
 
     logps: list[list[float]]
-    """For each prompt, the log-probability of every token after the first, in fp32 from the quantised weights."""
     tolerance: float
-    """Mean difference from `logps` that the arithmetic of an engine explains: it computes in bf16, and the most
-    quantised layers round their inputs as well."""
     dtype: str
-    """Precision of what is not quantised, in which engines compute."""
     report: Mapping[str, Any]
-    """JSON values; what stands in `quantisation.json`."""

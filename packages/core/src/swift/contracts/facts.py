@@ -9,19 +9,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class QuantizedShare:
-    """How much of a model QLoRA stores in 4 or 8 bits; `str()` of it is the sentence that people read."""
+    """How much of a model QLoRA stores in 4 or 8 bits; `str()` of it is the sentence that people read.
+
+    - `quantized`: Weights that are quantized.
+    - `frozen`: All weights of the model, without adapters.
+    - `left`: Weights of matrices that are not quantized, embeddings and heads aside.
+    - `are_experts`: Whether most of them are experts, which transformers stacks into one parameter.
+    - `dtype`: Of all weights that are not quantized.
+    """
 
     quantized: int
-    """Weights that are quantized."""
     frozen: int
-    """All weights of the model, without adapters."""
     left: int
-    """Weights of matrices that are not quantized, embeddings and heads aside."""
     left_bytes: int
     are_experts: bool
-    """Whether most of them are experts, which transformers stacks into one parameter."""
     dtype: str
-    """Of all weights that are not quantized."""
 
     @property
     def complete(self) -> bool:
@@ -41,48 +43,57 @@ class QuantizedShare:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of the model in training, for calculations: `run.facts.model`."""
+    """Facts of the model in training, for calculations: `run.facts.model`.
+
+    - `precision`: Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8
+      hybrid').
+    - `parameters`: All weights, adapters included.
+    - `trainable`: Those of them that are trained.
+    - `quantized`: Of a run with `tuner.quantize`.
+    """
 
     precision: str
-    """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""
     parameters: int
-    """All weights, adapters included."""
     trainable: int
-    """Those of them that are trained."""
     quantized: QuantizedShare | None = None
-    """Of a run with `tuner.quantize`."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice that was made for the run, and why."""
+    """A choice that was made for the run, and why.
+
+    - `chosen`: 'bfloat16', 'sdpa'.
+    """
 
     chosen: str
-    """'bfloat16', 'sdpa'."""
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class RejectedSamples:
-    """Samples that were left out of training for one reason."""
+    """Samples that were left out of training for one reason.
+
+    - `first`: Where the first of them stands, and what is wrong with it.
+    """
 
     count: int
     first: str = ""
-    """Where the first of them stands, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The training set, as far as it has been read, and how much there is to evaluate on."""
+    """The training set, as far as it has been read, and how much there is to evaluate on.
+
+    - `rejected`: By reason.
+    - `held_out`: Those of the samples that are not trained on, but evaluated on.
+    - `validation`: Samples of a validation set of its own.
+    """
 
     samples: int
     tokens: int
     rejected: Mapping[str, RejectedSamples] = field(default_factory=dict)
-    """By reason."""
     held_out: int = 0
-    """Those of the samples that are not trained on, but evaluated on."""
     validation: int = 0
-    """Samples of a validation set of its own."""
 
 
 class RunFacts(dict[str, Any]):

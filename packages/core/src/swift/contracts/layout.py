@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from swift.errors import UnsupportedLayout
@@ -16,12 +16,13 @@ class ProcessLayout:
     """Sizes of the parallel dimensions in force: world = dp × pp × cp × ulysses × tp, where dp = replicate × shard.
 
     Experts' weights lie otherwise: world = edp × pp × ep × etp.
+
+    - `replicate`: Groups of data parallel processes that each keep all of the state.
+    - `shard`: Data parallel processes of one such group.
     """
 
     replicate: int = 1
-    """Groups of data parallel processes that each keep all of the state."""
     shard: int = 1
-    """Data parallel processes of one such group."""
     tp: int = 1
     pp: int = 1
     vpp: int = 1
@@ -38,17 +39,17 @@ class ProcessLayout:
         `replicas` is a backend's own default for `dp_replicate`. Raise `UnsupportedLayout` where the sizes do not
         multiply to `world`.
         """
-        replicate = parallel.dp_replicate or replicas or 1
-        shard = parallel.dp_shard or max(1, world // (cls.sharing(parallel) * replicate))
         layout = cls(
-            replicate, shard, parallel.tp, parallel.pp, parallel.vpp, parallel.cp, parallel.ulysses, parallel.ep,
-            parallel.etp, parallel.sequence_parallel,
+            parallel.dp_replicate or replicas or 1, parallel.dp_shard or 1, parallel.tp, parallel.pp, parallel.vpp,
+            parallel.cp, parallel.ulysses, parallel.ep, parallel.etp, parallel.sequence_parallel,
         )  # fmt: skip
+        if parallel.dp_shard is None:
+            layout = replace(layout, shard=max(1, world // layout.world))
         if layout.world == world:
             return layout
         sizes = {
             "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ulysses": layout.ulysses,
-            "dp_replicate": replicate, "dp_shard": shard,
+            "dp_replicate": layout.replicate, "dp_shard": layout.shard,
         }  # fmt: skip
         product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
         instead = ", or leave --parallel.dp_shard out." if parallel.dp_shard else " or a multiple of it."
@@ -56,11 +57,6 @@ class ProcessLayout:
             f"The layout {product} needs {layout.world} processes, but {world} were started.",
             hint=f"Start with --nproc {layout.world}{instead}",
         )
-
-    @staticmethod
-    def sharing(parallel: ParallelSection) -> int:
-        """Return how many processes work on the same samples."""
-        return parallel.tp * parallel.pp * parallel.cp * parallel.ulysses
 
     @property
     def data(self) -> int:
@@ -96,27 +92,28 @@ class LocalWeights:
     """The weights that one process computes with, where tensor, pipeline and expert parallelism alone have cut them.
 
     Counted in values. Of the processes, that with the most.
+
+    - `trained`: That the optimizer updates, experts among them.
+    - `trained_experts`: Those of `trained` that belong to experts which tokens are dealt out to.
+    - `block`: Of the largest layer.
+    - `ends`: Embedding and head, as far as this process has them.
+    - `compute_bytes`: Bytes of a value in the precision of the arithmetic.
+    - `frozen_bytes`: Bytes of a value that is not trained, as it is stored: the mean, where some are quantized.
+    - `slot_bytes`: Bytes that the optimizer keeps for a trained value.
+    - `on_cpu`: Whether it is the CPU, where memory is not taken before it is written to.
     """
 
     layout: ProcessLayout
     trained: float
-    """That the optimizer updates, experts among them."""
     frozen: float
     trained_experts: float = 0.0
-    """Those of `trained` that belong to experts which tokens are dealt out to."""
     frozen_experts: float = 0.0
     block: float = 0.0
-    """Of the largest layer."""
     ends: float = 0.0
-    """Embedding and head, as far as this process has them."""
     compute_bytes: float = 2.0
-    """Bytes of a value in the precision of the arithmetic."""
     frozen_bytes: float = 2.0
-    """Bytes of a value that is not trained, as it is stored: the mean, where some are quantized."""
     slot_bytes: float = 8.0
-    """Bytes that the optimizer keeps for a trained value."""
     on_cpu: bool = False
-    """Whether it is the CPU, where memory is not taken before it is written to."""
 
     @property
     def all(self) -> float:
@@ -126,27 +123,29 @@ class LocalWeights:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Widths of one decoder layer, whole, and how it is cut."""
+    """Widths of one decoder layer, whole, and how it is cut.
+
+    - `heads`: Of queries.
+    - `queries`: Width of all heads of queries together.
+    - `keys`: Width of all heads of keys together; that of the values is the same.
+    - `width`: Of the MLP; of a mixture of experts that of all that a token passes through, together.
+    - `gated`: Whether the MLP has a gate (SwiGLU).
+    - `normed_heads`: Whether queries and keys are normalised.
+    - `adapted`: Whether its own weights are frozen, with adapters beside them.
+    - `drops`: Whether the adapters drop some of their inputs: each then keeps a copy, and nobody the input itself.
+    """
 
     layout: ProcessLayout
     hidden: int
     heads: int
-    """Of queries."""
     queries: int
-    """Width of all heads of queries together."""
     keys: int
-    """Width of all heads of keys together; that of the values is the same."""
     width: float
-    """Of the MLP; of a mixture of experts that of all that a token passes through, together."""
     gated: bool = True
-    """Whether the MLP has a gate (SwiGLU)."""
     normed_heads: bool = False
-    """Whether queries and keys are normalised."""
     compute_bytes: float = 2.0
     adapted: bool = False
-    """Whether its own weights are frozen, with adapters beside them."""
     drops: bool = False
-    """Whether the adapters drop some of their inputs: each then keeps a copy, and nobody the input itself."""
     on_cpu: bool = False
 
 
@@ -164,22 +163,24 @@ AFTERWARDS = "afterwards: "
 
 @dataclass(frozen=True)
 class Traffic:
-    """One kind of message of an optimizer step, as one process takes part in it."""
+    """One kind of message of an optimizer step, as one process takes part in it.
+
+    - `name`: For people: 'gradients', 'weights for the forward pass'.
+    - `bytes`: Of the whole tensor that is gathered or reduced; of what one process gives away, for `all_to_all` and
+      `send`; of what goes between a device and its machine's memory, for `host`.
+    - `ways`: Processes of the group.
+    - `stride`: How far apart two neighbours of the group are, as ranks: it tells which links are between them.
+    - `calls`: How many messages it comes in.
+    - `hidden`: The part, from 0 to 1, during which the processes can compute.
+    """
 
     name: str
-    """For people: 'gradients', 'weights for the forward pass'."""
     operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "host"]
     bytes: float
-    """Of the whole tensor that is gathered or reduced; of what one process gives away, for `all_to_all` and `send`; of
-    what goes between a device and its machine's memory, for `host`."""
     ways: int
-    """Processes of the group."""
     stride: int = 1
-    """How far apart two neighbours of the group are, as ranks: it tells which links are between them."""
     calls: float = 1.0
-    """How many messages it comes in."""
     hidden: float = 0.0
-    """The part, from 0 to 1, during which the processes can compute."""
 
     @property
     def sent(self) -> float:

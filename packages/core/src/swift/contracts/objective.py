@@ -41,40 +41,42 @@ class Objective(ABC):
     `reference`: 'auto', 'adapter' or 'cached'. A subclass defines `name`, `row_weight` and `loss`; the other members
     have the usual values. `swift.objectives.base` has bases for losses per token and per sample, and
     `swift.objectives.across_rows.AcrossRows` one for losses that compare rows with each other.
+
+    - `defaults`: Key → (value, reason): values of keys in other sections where the user sets none, such as
+      `{"tuner.dropout": (0.0, "the reason")}`. The reason ends the line that tells the user. Keys that name a plugin
+      have no such defaults.
+    - `encoding`: How rows become samples: 'text', 'chat', or an `Encoding` of a plugin.
+    - `task`: `model.task` where the user names none. `--task_type` takes the objective's own name too.
+    - `command`: The command that trains it, such as 'sft' or 'rlhf': others refuse it, except `train`. With 'train'
+      none does.
+    - `returns`: What its models return where `task` does not tell: a language model that returns 'scores' is asked for
+      them by `question` and `scores`, and a model that returns 'steps' has a value of each step of a completion.
+    - `asks`: Columns of a row, each a text, that a language model scores.
+    - `num_labels`: How many labels a head must have for the objective.
+    - `adapters_off`: True when the model is to be viewed with its adapter switched off (a reference).
+    - `candidates`: Tokens whose probabilities `Need.CANDIDATE_LOGPS` gives at every position, for samples that bring no
+      candidates of their own.
+    - `baseline`: Evaluated without gradient over the global batch before the step; see `with_baseline`.
+    - `first_pass`: For losses that compare the rows of the global batch with each other. Evaluated without gradient
+      over the global batch before the step, with the dropout of the step; returns one vector per segment as
+      `LossSums.segments`. Where one micro-batch is the whole global batch there is no first pass:
+      `MicroBatch.segment_values` is empty, and `loss` computes the same from the view.
     """
 
     options_model: ClassVar[type[BaseModel]]
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {}
-    """Key → (value, reason): values of keys in other sections where the user sets none, such as
-    `{"tuner.dropout": (0.0, "the reason")}`. The reason ends the line that tells the user. Keys that name a plugin have
-    no such defaults."""
     name: str
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     encoding: str | Encoding = "chat"
-    """How rows become samples: 'text', 'chat', or an `Encoding` of a plugin."""
     task: str = "causal_lm"
-    """`model.task` where the user names none. `--task_type` takes the objective's own name too."""
     command: ClassVar[str] = "train"
-    """The command that trains it, such as 'sft' or 'rlhf': others refuse it, except `train`. With 'train' none does."""
     returns: ClassVar[Literal["scores", "steps"] | None] = None
-    """What its models return where `task` does not tell: a language model that returns 'scores' is asked for them by
-    `question` and `scores`, and a model that returns 'steps' has a value of each step of a completion."""
     asks: ClassVar[tuple[str, ...]] = ("text",)
-    """Columns of a row, each a text, that a language model scores."""
     num_labels: int | None = None
-    """How many labels a head must have for the objective."""
     adapters_off: bool = False
-    """True when the model is to be viewed with its adapter switched off (a reference)."""
     candidates: tuple[int, ...] = ()
-    """Tokens whose probabilities `Need.CANDIDATE_LOGPS` gives at every position, for samples that bring no candidates
-    of their own."""
     baseline: Objective | None = None
-    """Evaluated without gradient over the global batch before the step; see `with_baseline`."""
     first_pass: Objective | None = None
-    """For losses that compare the rows of the global batch with each other. Evaluated without gradient over the global
-    batch before the step, with the dropout of the step; returns one vector per segment as `LossSums.segments`. Where
-    one micro-batch is the whole global batch there is no first pass: `MicroBatch.segment_values` is empty, and `loss`
-    computes the same from the view."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -165,22 +167,27 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class ServedScores:
-    """A score that is the difference of two logits after a prompt, which servers compute."""
+    """A score that is the difference of two logits after a prompt, which servers compute.
+
+    - `template`: A chat template of the columns of `Objective.asks`, which servers pass as messages (query and
+      document).
+    - `tokens`: The tokens of the vocabulary, as strings, whose logits make the score: the first minus the second.
+    """
 
     template: str
-    """A chat template of the columns of `Objective.asks`, which servers pass as messages (query and document)."""
     tokens: tuple[str, str]
-    """The tokens of the vocabulary, as strings, whose logits make the score: the first minus the second."""
 
 
 @dataclass(frozen=True)
 class ExportContext:
-    """Context of `Objective.finish_export`. A field is added now and then: take what you need by name."""
+    """Context of `Objective.finish_export`. A field is added now and then: take what you need by name.
+
+    - `folder`: The export. It is renamed once it is complete and verified.
+    - `system`: The system message of prompts that have none: `data.system` of the run.
+    """
 
     folder: Path
-    """The export. It is renamed once it is complete and verified."""
     system: str | None = None
-    """The system message of prompts that have none: `data.system` of the run."""
 
     @property
     def has_model(self) -> bool:
@@ -209,48 +216,48 @@ class ScheduleContext:
     """Context of `Objective.batch_schedule`, which is called once, before there is a model; batches come later.
 
     A field is added now and then: take what you need by name.
+
+    - `config`: As it was settled: `train.global_batch` is a number.
+    - `folder`: The run's own, where rounds may be kept.
+    - `layout`: What the configuration says about batches.
+    - `source`: The model as it is before training.
+    - `model`: Its folder, as inference engines open it (`swift_infer.open_engine`). Whether Python code in it may run
+      is `config.model.trust_remote_code`.
+    - `data`: The data sets as they were read: `data.train.corpus.row(...)` has the columns of a row.
+    - `samples`: The encoded samples to train on; None for a stream (`data.stream`).
+    - `validation`: The encoded samples to evaluate on; None without a validation set.
+    - `say`: Print a line for the user, on one process only.
+    - `default`: Make the schedule of an objective that has none: epoch after epoch, or the stream.
+    - `batch`: `batch(step, rows, data_rank, data_size)`: make one process's slice of a global batch of rows in memory.
+    - `forward`: Evaluate another objective with the model in training, on every process; from the first batch on.
+    - `send_weights`: Update an inference engine to the weights in training. Called on every process, each with an
+      engine of its own or None; from the first batch on.
+    - `roles`: Names of the models of the run besides the policy: those of `Objective.roles` that its backend holds.
+    - `role`: Return one of them; from the first batch on.
+    - `adapter`: Return the PEFT configuration of the LoRA in training, from the first batch on. None where anything
+      else is trained, or where it is trained on low-bit weights, which engines do not have.
     """
 
     config: Config
-    """As it was settled: `train.global_batch` is a number."""
     folder: Path
-    """The run's own, where rounds may be kept."""
     topology: Topology
     layout: BatchLayout
-    """What the configuration says about batches."""
     objective: Objective
     source: ModelSource
-    """The model as it is before training."""
     model: Path
-    """Its folder, as inference engines open it (`swift_infer.open_engine`). Whether Python code in it may run is
-    `config.model.trust_remote_code`."""
     tokenizer: Any
     data: PreparedData
-    """The data sets as they were read: `data.train.corpus.row(...)` has the columns of a row."""
     samples: SampleSet | None
-    """The encoded samples to train on; None for a stream (`data.stream`)."""
     validation: SampleSet | None
-    """The encoded samples to evaluate on; None without a validation set."""
     comms: Communication
     say: Callable[[str], None]
-    """Print a line for the user, on one process only."""
     default: Callable[[], BatchSchedule]
-    """Make the schedule of an objective that has none: epoch after epoch, or the stream."""
     batch: Callable[[int, Sequence[Row], int, int], Batch]
-    """`batch(step, rows, data_rank, data_size)`: make one process's slice of a global batch of rows in memory."""
     forward: Callable[[Batch, Objective], ForwardResult]
-    """Evaluate another objective with the model in training, on every process; from the first batch on."""
     send_weights: Callable[[InferenceEngine | None], None]
-    """Update an inference engine to the weights in training. Called on every process, each with an engine of its own
-    or None; from the first batch on."""
     roles: frozenset[str]
-    """Names of the models of the run besides the policy: those of `Objective.roles` that its backend holds."""
     role: Callable[[str], OpenRole]
-    """Return one of them; from the first batch on."""
     adapter: Callable[[], Mapping[str, Any] | None]
-    """Return the PEFT configuration of the LoRA in training, from the first batch on.
-
-    None where anything else is trained, or where it is trained on low-bit weights, which engines do not have."""
 
 
 class OpenRole(Protocol):

@@ -13,33 +13,38 @@ if TYPE_CHECKING:
 
 
 class Reads(StrEnum):
-    """The smallest part of a weight that an update must see whole. A backend declares which of them it can serve."""
+    """The smallest part of a weight that an update must see whole. A backend declares which of them it can serve.
+
+    - `ELEMENTS`: Each element by itself (Adam, Lion, SGD): any shard will do, a flat range of elements too.
+    - `BLOCKS`: Runs of consecutive elements, such as those that share one scale in 8 bits.
+    - `ROWS`: Whole rows and columns (Adafactor).
+    - `MATRICES`: Whole matrices, in one process.
+    - `PARTS`: Rectangular parts, and where they lie (`Placement`). What it needs of the others it gathers by itself, as
+      `swift_tuning.matrix_sharding` does.
+    """
 
     ELEMENTS = "elements"
-    """Each element by itself (Adam, Lion, SGD): any shard will do, a flat range of elements too."""
     BLOCKS = "blocks"
-    """Runs of consecutive elements, such as those that share one scale in 8 bits."""
     ROWS = "rows"
-    """Whole rows and columns (Adafactor)."""
     MATRICES = "matrices"
-    """Whole matrices, in one process."""
     PARTS = "parts"
-    """Rectangular parts, and where they lie (`Placement`). What it needs of the others it gathers by itself, as
-    `swift_tuning.matrix_sharding` does."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor that an optimizer keeps for each weight: `optim.<HF name>.<slot>` in a checkpoint."""
+    """One tensor that an optimizer keeps for each weight: `optim.<HF name>.<slot>` in a checkpoint.
+
+    - `name`: Its key in `torch.optim.Optimizer.state[parameter]`.
+    - `shape`: Of the shape of the weight, sharded as the weight is; one number, such as a count of steps; or a shape of
+      its own, which is stored whole and only where weights are whole. `matrix` is a shape of its own too, for each
+      tensor on disk by itself (`Placement.matrices`), which the processes that update it have whole:
+      `StoresMatrixSlots`.
+    - `dtype`: Of a number, as it is made when there is none yet; tensors like the weight have the weight's dtype.
+    """
 
     name: str
-    """Its key in `torch.optim.Optimizer.state[parameter]`."""
     shape: Literal["like", "scalar", "own", "matrix"] = "like"
-    """Of the shape of the weight, sharded as the weight is; one number, such as a count of steps; or a shape of its
-    own, which is stored whole and only where weights are whole. `matrix` is a shape of its own too, for each tensor on
-    disk by itself (`Placement.matrices`), which the processes that update it have whole: `StoresMatrixSlots`."""
     dtype: str = "float32"
-    """Of a number, as it is made when there is none yet; tensors like the weight have the weight's dtype."""
 
 
 @dataclass(frozen=True)
@@ -56,33 +61,36 @@ class Placement:
     """Where the part of a weight lies that this process updates.
 
     Groups have `placements`, in the order of `params`, for an optimizer that reads `PARTS`.
+
+    - `name`: In memory.
+    - `shape`: Of the whole weight.
+    - `region`: The rectangle of it that the parameter in the group is.
+    - `matrices`: What it is on disk: one tensor, or one for each expert where a model keeps experts together.
+    - `vocabulary`: Whether its rows are tokens or labels: an embedding, or a head.
+    - `heads`: How many heads of attention its rows are, where it makes queries or keys.
+    - `processes`: The process group that holds all parts of it, or None where this process has the whole.
     """
 
     name: str
-    """In memory."""
     shape: tuple[int, ...]
-    """Of the whole weight."""
     region: tuple[slice, ...]
-    """The rectangle of it that the parameter in the group is."""
     matrices: tuple[Matrix, ...]
-    """What it is on disk: one tensor, or one for each expert where a model keeps experts together."""
     vocabulary: bool = False
-    """Whether its rows are tokens or labels: an embedding, or a head."""
     heads: int | None = None
-    """How many heads of attention its rows are, where it makes queries or keys."""
     processes: Any = None
-    """The process group that holds all parts of it, or None where this process has the whole."""
 
 
 class Optimizer(Protocol):
-    """One optimizer. The entry point in `swift.optimizers` names a class that is called without arguments."""
+    """One optimizer. The entry point in `swift.optimizers` names a class that is called without arguments.
+
+    - `options_model`: The keys of the section `optim` that are the optimizer's own, such as `beta1`. Core has `lr`, the
+      schedule, `weight_decay` and `max_grad_norm` for all of them.
+    - `slots`: All that it keeps between steps. What is not among them is not in a checkpoint.
+    """
 
     options_model: type[BaseModel]
-    """The keys of the section `optim` that are the optimizer's own, such as `beta1`. Core has `lr`, the schedule,
-    `weight_decay` and `max_grad_norm` for all of them."""
     reads: Reads
     slots: tuple[Slot, ...]
-    """All that it keeps between steps. What is not among them is not in a checkpoint."""
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
         """Return how many bytes it keeps for each element of a weight of this shape, with its default options.
@@ -119,10 +127,12 @@ class UsesGradientView(Protocol):
 
 @runtime_checkable
 class ScalesGradients(Protocol):
-    """A `torch.optim.Optimizer` whose `step` multiplies gradients itself: clipping them takes no pass of its own."""
+    """A `torch.optim.Optimizer` whose `step` multiplies gradients itself: clipping them takes no pass of its own.
+
+    - `gradient_factor`: 1.0 at first; set before each step by backends that clip by it.
+    """
 
     gradient_factor: float
-    """1.0 at first; set before each step by backends that clip by it."""
 
 
 @runtime_checkable

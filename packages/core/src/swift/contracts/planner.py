@@ -12,31 +12,35 @@ Basis = Literal["counted", "traced", "measured", "assumed"]
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """Backend and layout that a planner has chosen for a run."""
+    """Backend and layout that a planner has chosen for a run.
+
+    - `flags`: To be added to what was typed: backend, layout, micro-batch.
+    - `reason`: Why, for the user: a line, or several.
+    """
 
     flags: tuple[str, ...]
-    """To be added to what was typed: backend, layout, micro-batch."""
     reason: str
-    """Why, for the user: a line, or several."""
 
 
 @dataclass(frozen=True)
 class ExpectedMemory:
-    """Memory that the fullest process of a run is expected to take."""
+    """Memory that the fullest process of a run is expected to take.
+
+    - `high_bytes`: The bounds between which it is expected.
+    - `capacity_bytes`: What its device has.
+    - `terms`: Bytes by name, the peak as a sum.
+    - `seconds`: Of a step, where the device's speed is known.
+    - `basis`: What the peak rests on.
+    """
 
     peak_bytes: float
     low_bytes: float
     high_bytes: float
-    """The bounds between which it is expected."""
     capacity_bytes: float
-    """What its device has."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Bytes by name, the peak as a sum."""
     device: str = ""
     seconds: float | None = None
-    """Of a step, where the device's speed is known."""
     basis: Basis = "counted"
-    """What the peak rests on."""
 
     @property
     def fits(self) -> bool:

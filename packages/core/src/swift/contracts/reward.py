@@ -12,20 +12,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardItem:
-    """One answer to one prompt, as a reward sees it. Everything in it can be written as JSON."""
+    """One answer to one prompt, as a reward sees it. Everything in it can be written as JSON.
+
+    - `messages`: The conversation up to the answer: 'role' and 'content' of each message.
+    - `completion`: The answer, without the token that ended it.
+    - `completion_ids`: The tokens of the answer, as they were drawn.
+    - `finish_reason`: 'stop', or 'length' where the answer was still going on at the most tokens allowed.
+    - `columns`: The other columns of the row: `solution` and whatever else the data set brings.
+    - `source`: Where the row stands, for messages.
+    """
 
     messages: Sequence[Mapping[str, Any]]
-    """The conversation up to the answer: 'role' and 'content' of each message."""
     completion: str
-    """The answer, without the token that ended it."""
     completion_ids: Sequence[int] = ()
-    """The tokens of the answer, as they were drawn."""
     finish_reason: str = "stop"
-    """'stop', or 'length' where the answer was still going on at the most tokens allowed."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the row: `solution` and whatever else the data set brings."""
     source: str = ""
-    """Where the row stands, for messages."""
 
 
 class Reward(Protocol):
@@ -40,17 +42,18 @@ class Reward(Protocol):
     leave out what it does not need.
 
     Attributes may be left out; their values are then those below.
+
+    - `options_model`: A `swift.Section`.
+    - `wants`: The columns that every row must have. Without one of them no run starts.
+    - `isolation`: In a process of its own a call may hang, crash or use up memory without harm. 'inline' is for what
+      cannot run there, or needs the process: a model on the GPU.
+    - `batched`: Whether it is called with all completions of a round at once, and otherwise with one.
     """
 
     options_model: type[BaseModel] | None = None
-    """A `swift.Section`."""
     wants: tuple[str, ...] = ()
-    """The columns that every row must have. Without one of them no run starts."""
     isolation: Literal["process", "inline"] = "process"
-    """In a process of its own a call may hang, crash or use up memory without harm. 'inline' is for what cannot run
-    there, or needs the process: a model on the GPU."""
     batched: bool = False
-    """Whether it is called with all completions of a round at once, and otherwise with one."""
 
     def score(self, items: Sequence[RewardItem]) -> Sequence[float | Exception | None]:
         """Return a finite number for each item, or None for one that the reward does not apply to.

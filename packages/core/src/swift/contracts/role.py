@@ -20,25 +20,26 @@ class ModelRole:
     """One more model of a run: a critic that is trained, a teacher that is asked.
 
     Core opens it after the policy with the same hooks, called once more with a `Run` of its own.
+
+    - `name`: 'critic'. Owns the names of its tensors in checkpoints: `critic/model.<Hugging Face name>`.
+    - `model`: Where its weights come from.
+    - `tuner`: None trains all weights.
+    - `optim`: None is the policy's.
+    - `schedule`: Learning rate by the role's own steps; None makes it of `optim`, over as many steps as the policy has.
+    - `trained`: A role that is not trained is asked only: it is not saved, and reads its weights again on a resume.
+    - `follows`: Whether a role that is not trained moves towards the policy (`OpenRole.follow`): it is saved then. It
+      has the policy's model, and all of its weights.
+    - `optional`: Whether a run goes without it where its backend holds too few models at once.
     """
 
     name: str
-    """'critic'. Owns the names of its tensors in checkpoints: `critic/model.<Hugging Face name>`."""
     model: ModelSection
-    """Where its weights come from."""
     tuner: TunerSection | None = None
-    """None trains all weights."""
     optim: OptimSection | None = None
-    """None is the policy's."""
     schedule: Callable[[int], float] | None = None
-    """Learning rate by the role's own steps; None makes it of `optim`, over as many steps as the policy has."""
     trained: bool = True
-    """A role that is not trained is asked only: it is not saved, and reads its weights again on a resume."""
     follows: bool = False
-    """Whether a role that is not trained moves towards the policy (`OpenRole.follow`): it is saved then. It has the
-    policy's model, and all of its weights."""
     optional: bool = False
-    """Whether a run goes without it where its backend holds too few models at once."""
 
     def __post_init__(self) -> None:
         if self.name == POLICY or not _NAME.fullmatch(self.name):

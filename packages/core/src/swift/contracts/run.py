@@ -29,20 +29,24 @@ class World:
     rank: int = 0
     local_rank: int = 0
     size: int = 1
+    machines: int = 1
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Result of `swift_setup`: this process's device and its slice of every batch."""
+    """Result of `swift_setup`: this process's device and its slice of every batch.
+
+    - `data_rank`: Which slice of each global batch this process trains on; processes that share a slice share the
+      number.
+    - `data_size`: Into how many slices each global batch is cut.
+    - `layout`: Sizes of the parallel dimensions in force, for people to read: {'dp_replicate': 2}.
+    """
 
     world: World
     data_rank: int
-    """Which slice of each global batch this process trains on; processes that share a slice share the number."""
     data_size: int
-    """Into how many slices each global batch is cut."""
     device: str = "cpu"
     layout: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the parallel dimensions in force, for people to read: {'dp_replicate': 2}."""
 
     @property
     def is_main(self) -> bool:
@@ -62,26 +66,28 @@ class RequestedRun:
     """A run as it was requested: what `swift_check_layout` and `swift_setup` get. One object per process, made by core.
 
     A run is frozen: at each stage core makes a new object, which has what has become known.
+
+    - `backend_options`: The `backend` section, validated by the backend's own model.
+    - `folder`: The parent of the run's folder; from `OpenedRun` on the folder itself, which no other run writes into.
+    - `say`: Prints a line for the user, on one process only.
+    - `plugins`: Plugin → 'distribution version', of those registered.
+    - `role`: Which model of the run the hooks are called for. A role other than the policy has a run of its own.
+    - `planned_only`: Whether the run is only planned, for devices that this machine may lack: `swift_check_layout`
+      ignores devices.
+    - `facts`: What a reader of the run would want to know; core and the backend add to it.
+    - `kept`: Holds `backend_state`.
     """
 
     config: Config
     backend_options: BaseModel
-    """The `backend` section, validated by the backend's own model."""
     folder: Path
-    """The parent of the run's folder; from `OpenedRun` on the folder itself, which no other run writes into."""
     world: World
     say: Callable[[str], None]
-    """Prints a line for the user, on one process only."""
     plugins: Mapping[str, str] = field(default_factory=dict)
-    """Plugin → 'distribution version', of those registered."""
     role: str = POLICY
-    """Which model of the run the hooks are called for. A role other than the policy has a run of its own."""
     planned_only: bool = False
-    """Whether the run is only planned, for devices that this machine may lack: `swift_check_layout` ignores devices."""
     facts: RunFacts = field(default_factory=RunFacts)
-    """What a reader of the run would want to know; core and the backend add to it."""
     kept: _Kept = field(default_factory=_Kept)
-    """Holds `backend_state`."""
 
     @property
     def backend_state(self) -> Any:
@@ -139,16 +145,19 @@ class OpenedRun(RequestedRun):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Run(OpenedRun):
-    """A run that is ready for its model: what all further hooks get. Its configuration is final."""
+    """A run that is ready for its model: what all further hooks get. Its configuration is final.
+
+    - `schedule`: Learning rate by step.
+    - `media_reader`: Reads the images of samples, where the data sets have any.
+    - `adapter_start`: What adapters begin with that the weights or the first batches decide, by names on disk: what
+      batches decide is there before `swift_wrap_model`, which adds the rest. Emptied after `swift_shard`.
+    - `send_weights`: Updates an inference engine to the weights in training, adapters merged in. Called on every
+      process between two steps, each with an engine of its own or None. Observers and the loop have it, once there is a
+      model.
+    """
 
     total_steps: int
     schedule: Callable[[int], float]
-    """Learning rate by step."""
     media_reader: MediaReader | None = None
-    """Reads the images of samples, where the data sets have any."""
     adapter_start: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What adapters begin with that the weights or the first batches decide, by names on disk: what batches decide is
-    there before `swift_wrap_model`, which adds the rest. Emptied after `swift_shard`."""
     send_weights: Callable[[InferenceEngine | None], None] | None = None
-    """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
-    steps, each with an engine of its own or None. Observers and the loop have it, once there is a model."""

@@ -12,22 +12,26 @@ if TYPE_CHECKING:
     from swift.data.batch import Batch
 
 
+SECONDS_GENERATING = "seconds_generating"
+"""Metric of a schedule that generates what the run learns from: steps then wait for completions, not for data."""
+
+
 class BatchSchedule(ABC):
     """Source of training batches. The same on every process but for the slice that `batch` returns.
 
     A subclass defines `total_steps`, `epoch_at` and `batch`. The other methods are called on every process too; what
     the main process returns counts.
+
+    - `total_steps`: Optimizer steps of the run.
+    - `steps_per_epoch`: Of the first epoch; None where it is unknown.
+    - `evaluation_metrics`: Names of the numbers by which the schedule evaluates; None evaluates by the loss over the
+      validation set. The first one is `train.metric_for_best` where the user names none, and greater is better unless
+      it ends in 'loss'. Without names there is nothing to evaluate in this run.
     """
 
     total_steps: int
-    """Optimizer steps of the run."""
     steps_per_epoch: int | None = None
-    """Of the first epoch; None where it is unknown."""
     evaluation_metrics: Sequence[str] | None = None
-    """Names of the numbers by which the schedule evaluates; None evaluates by the loss over the validation set.
-
-    The first one is `train.metric_for_best` where the user names none, and greater is better unless it ends in 'loss'.
-    Without names there is nothing to evaluate in this run."""
 
     @abstractmethod
     def epoch_at(self, step: int) -> float:

@@ -18,52 +18,57 @@ class Trains(StrEnum):
 
     The first four are what core's own tuners ask for, which a backend may implement in a way of its own. The others
     are for any other tuner: a backend that builds its model by `swift.toolkit.build_view` serves the first two of them.
+
+    - `FULL`: All weights of the model, or some by pattern.
+    - `START`: LoRA that begins as a part of the weights, which a second, frozen adapter takes out again (PiSSA, OLoRA),
+      or where the first batches point (EVA, LoRA-GA). Served by `swift.toolkit.build_view` with `fill`; a backend with
+      adapters of its own calls `read_initialization`.
+    - `WEIGHTS`: Any choice of the model's own weights, which `attach` makes on a transformers model.
+    - `MODULES`: Any modules of PEFT, which `attach` puts into a transformers model.
+    - `ROTATION`: Other weights in other steps, as `Tuner.trained` chooses them: only these have gradients and optimizer
+      state. Served by `swift.toolkit.TorchState`, where a backend can make its optimizer anew between two steps.
     """
 
     FULL = "full"
-    """All weights of the model, or some by pattern."""
     LORA = "lora"
     DORA = "dora"
     START = "start"
-    """LoRA that begins as a part of the weights, which a second, frozen adapter takes out again (PiSSA, OLoRA), or
-    where the first batches point (EVA, LoRA-GA). Served by `swift.toolkit.build_view` with `fill`; a backend with
-    adapters of its own calls `read_initialization`."""
     WEIGHTS = "weights"
-    """Any choice of the model's own weights, which `attach` makes on a transformers model."""
     MODULES = "modules"
-    """Any modules of PEFT, which `attach` puts into a transformers model."""
     ROTATION = "layer rotation"
-    """Other weights in other steps, as `Tuner.trained` chooses them: only these have gradients and optimizer state.
-    Served by `swift.toolkit.LayerRotation`, where a backend can make its optimizer anew between two steps."""
 
 
 class Acts(StrEnum):
-    """Where modules of PEFT act on a linear layer, which decides what tensor parallel, cutting the layer, has to do."""
+    """Where modules of PEFT act on a linear layer, which decides what tensor parallel, cutting the layer, has to do.
+
+    - `SUM`: Something is added to the outputs that depends on the inputs alone.
+    - `INPUTS`: Inputs are changed before the layer sees them.
+    - `SCALE`: Each output has a factor; or each input, where the module is marked `is_feedforward`.
+    - `FACTOR`: Each weight has a factor, and what comes of that is added; `get_delta_weight` returns the factors.
+    """
 
     SUM = "sum"
-    """Something is added to the outputs that depends on the inputs alone."""
     INPUTS = "inputs"
-    """Inputs are changed before the layer sees them."""
     SCALE = "scale"
-    """Each output has a factor; or each input, where the module is marked `is_feedforward`."""
     FACTOR = "factor"
-    """Each weight has a factor, and what comes of that is added; `get_delta_weight` returns the factors."""
 
 
 @dataclass(frozen=True)
 class TunerContext:
-    """Context of `Tuner.attach`, besides the model and the tuner's own options."""
+    """Context of `Tuner.attach`, besides the model and the tuner's own options.
+
+    - `say`: Show a line to the user.
+    - `adapter`: `tuner.adapter`: a folder to start from.
+    - `quantize`: `tuner.quantize`: how frozen weights are stored.
+    - `frozen`: Modules of the parts that `tuner.freeze_vit` and its kin leave as they are, by name; none in a model of
+      text. Core takes their gradient away after `attach`: an adapter on one of them would learn nothing.
+    """
 
     seed: int
     say: Callable[[str], None]
-    """Show a line to the user."""
     adapter: Path | None = None
-    """`tuner.adapter`: a folder to start from."""
     quantize: str = "none"
-    """`tuner.quantize`: how frozen weights are stored."""
     frozen: frozenset[str] = frozenset()
-    """Modules of the parts that `tuner.freeze_vit` and its kin leave as they are, by name; none in a model of text.
-    Core takes their gradient away after `attach`: an adapter on one of them would learn nothing."""
 
 
 class Tuner(Protocol):
@@ -77,15 +82,17 @@ class Tuner(Protocol):
 
     A tuner of modules runs under tensor parallel where it has a method `cut(options) -> Acts | None`, which says where
     its modules act. Without it, or where it returns None, `parallel.tp` is refused.
+
+    - `options_model`: The keys of the section `tuner` that are the tuner's own. Core has `kind`, `quantize` and
+      `adapter` for all.
+    - `adapter`: How it is stored and exported. True: what is trained is a PEFT adapter, stored alone, which export can
+      merge. False: weights of the model itself, stored and exported with all others.
+    - `learning_rate`: The peak where the user names none.
     """
 
     options_model: type[BaseModel]
-    """The keys of the section `tuner` that are the tuner's own. Core has `kind`, `quantize` and `adapter` for all."""
     adapter: bool
-    """How it is stored and exported. True: what is trained is a PEFT adapter, stored alone, which export can merge.
-    False: weights of the model itself, stored and exported with all others."""
     learning_rate: float
-    """The peak where the user names none."""
 
     def needs(self, options: Any) -> frozenset[str]:
         """Return what a backend must serve, as `Trains`."""

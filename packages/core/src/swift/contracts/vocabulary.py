@@ -19,20 +19,22 @@ TrainingCommand = Literal["pt", "sft", "rlhf", "train"]
 
 @dataclass(frozen=True)
 class ThirdPartyRun:
-    """The settings of one training run of a third-party program, as they were read."""
+    """The settings of one training run of a third-party program, as they were read.
+
+    - `program`: The program's name, for messages.
+    - `source`: The file, with the line of the command if there are several, or the command itself.
+    - `command`: The program's command; empty where the settings determine it.
+    - `folder`: A folder that relative paths may start from, besides the working folder.
+    - `remarks`: (key, value, reason) of settings that could not be read, and change the run.
+    """
 
     program: str
-    """The program's name, for messages."""
     values: dict[str, Any]
     source: str
-    """The file, with the line of the command if there are several, or the command itself."""
     command: str = ""
-    """The program's command; empty where the settings determine it."""
     folder: Path = field(default_factory=Path)
-    """A folder that relative paths may start from, besides the working folder."""
     processes: int = 1
     remarks: tuple[tuple[str, Any, str], ...] = ()
-    """(key, value, reason) of settings that could not be read, and change the run."""
 
 
 @dataclass(frozen=True)
@@ -102,28 +104,32 @@ class FlagTopic:
     """Flags that a vocabulary adds to those of swift's commands, and what the documentation lists together.
 
     `swift.config` has what its tables are made of: `renamed`, `switch`, `request`, `NotNeeded`, `Refused` and others.
+
+    - `title`: The heading in the documentation.
+    - `flags`: Flags that set keys: (names, the key under which help lists them, how many values they take,
+      translation).
+    - `meanings`: Third-party flags without a key: not needed, accepted with some values, or refused.
+    - `values`: Flag of core (`loss_type`, `optimizer`, `train_type` …) → further value → what it sets, or why it is
+      refused.
+    - `commands`: The commands that have these flags, where they are not those that train. They have `meanings` only.
+    - `trained_by`: Task of models, or command that trains → the objective where the user names none.
+    - `read_environment`: Sets keys from environment variables, once the objective is known.
+    - `settle`: Takes the requests of the flags from the draft, once it has all settings, and sets keys instead.
+    - `options`: Options of the vocabulary's own objectives that no objective of core has.
+    - `misplaced`: (flag, name of the objective, whether it is swift's own) → the error for an option of `options`
+      elsewhere.
     """
 
     title: str
-    """The heading in the documentation."""
     flags: TranslatedFlags = ()
-    """Flags that set keys: (names, the key under which help lists them, how many values they take, translation)."""
     meanings: Mapping[tuple[str, ...], Meaning] = field(default_factory=dict)
-    """Third-party flags without a key: not needed, accepted with some values, or refused."""
     values: Mapping[str, Mapping[str, Settings | Meaning]] = field(default_factory=dict)
-    """Flag of core (`loss_type`, `optimizer`, `train_type` …) → further value → what it sets, or why it is refused."""
     commands: frozenset[str] = frozenset()
-    """The commands that have these flags, where they are not those that train. They have `meanings` only."""
     trained_by: Mapping[str, str] = field(default_factory=dict)
-    """Task of models, or command that trains → the objective where the user names none."""
     read_environment: Callable[[Draft, Mapping[str, str]], None] | None = None
-    """Sets keys from environment variables, once the objective is known."""
     settle: Callable[[Draft], None] | None = None
-    """Takes the requests of the flags from the draft, once it has all settings, and sets keys instead."""
     options: frozenset[str] = frozenset()
-    """Options of the vocabulary's own objectives that no objective of core has."""
     misplaced: Callable[[str, str, bool], ConfigError] | None = None
-    """(flag, name of the objective, whether it is swift's own) → the error for an option of `options` elsewhere."""
 
 
 class Vocabulary:
@@ -131,10 +137,12 @@ class Vocabulary:
 
     Override what the program has: configuration files (`program_of`, `translate`), command lines and other files
     (`starts`, `read`), flags (`flags`), a Python API (`advice`). Do not import torch.
+
+    - `starts`: Words that a command line of the program begins with, so that `swift config import` takes it without
+      quotes.
     """
 
     starts: tuple[str, ...] = ()
-    """Words that a command line of the program begins with, so that `swift config import` takes it without quotes."""
 
     def program_of(self, values: Mapping[str, Any]) -> str | None:
         """Return the program whose configuration file has these values, which `swift sft FILE` refuses.

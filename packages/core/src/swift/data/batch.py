@@ -21,47 +21,49 @@ class MicroBatch:
 
     Padded layout: one row per segment, [segments, longest]. Flat layout: all segments end to end, [1, tokens];
     `position_ids` restart at every segment and `boundaries` holds their starts and the end.
+
+    - `targets`: Next token; 0 where there is none (`weights` is 0 there).
+    - `weights`: float32: how much each target counts.
+    - `segment_ids`: Index of the segment that a position belongs to; -1 is padding.
+    - `attention_mask`: bool, padded layout only, and only when something is padded.
+    - `boundaries`: int32 [segments + 1], flat layout only; on the CPU, wherever the rest is: layouts are planned by it.
+    - `longest`: Tokens of the longest segment.
+    - `values`: Per sample: 'label', 'margin', ...
+    - `reference_logps`: Per segment.
+    - `seed`: Seeds dropout: the same for the same rows at the same step, however many processes there are.
+    - `step_seed`: The same for all micro-batches of a step: random numbers of a token are seeded with it.
+    - `token_values`: Per position, [rows, width] or [rows, width, ...], laid out and shifted as `weights`: the value at
+      position t belongs to the token `targets[t]`.
+    - `candidates`: int64 [rows, width, K], shifted in the same way: K tokens that might stand instead of `targets[t]`.
+    - `temperature`: Divisor of the logits, applied after scale and softcap.
+    - `media`: Images, videos and sounds, for a backend whose `Capabilities.modalities` have them.
+    - `sample_segments`: int64 [samples]: how many segments each sample has; samples and segments lie in the same order.
+    - `segment_values`: Per segment, float32 [segments, ...]: what `Objective.from_first_pass` returned, or a plan of
+      its own set.
+    - `_learned`: The weights that were looked at, and which of them count.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     targets: torch.Tensor
-    """Next token; 0 where there is none (`weights` is 0 there)."""
     weights: torch.Tensor
-    """float32: how much each target counts."""
     segment_ids: torch.Tensor
-    """Index of the segment that a position belongs to; -1 is padding."""
     segments: int
     attention_mask: torch.Tensor | None
-    """bool, padded layout only, and only when something is padded."""
     boundaries: torch.Tensor | None
-    """int32 [segments + 1], flat layout only; on the CPU, wherever the rest is: layouts are planned by it."""
     longest: int
-    """Tokens of the longest segment."""
     values: dict[str, torch.Tensor]
-    """Per sample: 'label', 'margin', ..."""
     reference_logps: torch.Tensor | None
-    """Per segment."""
     sample_ids: list[int]
     seed: int
-    """Seeds dropout: the same for the same rows at the same step, however many processes there are."""
     step_seed: int = 0
-    """The same for all micro-batches of a step: random numbers of a token are seeded with it."""
     token_values: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Per position, [rows, width] or [rows, width, ...], laid out and shifted as `weights`: the value at position t
-    belongs to the token `targets[t]`."""
     candidates: torch.Tensor | None = None
-    """int64 [rows, width, K], shifted in the same way: K tokens that might stand instead of `targets[t]`."""
     temperature: float = 1.0
-    """Divisor of the logits, applied after scale and softcap."""
     media: Media | None = None
-    """Images, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
     sample_segments: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
     segment_values: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Per segment, float32 [segments, ...]: what `Objective.from_first_pass` returned, or a plan of its own set."""
     _learned: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The weights that were looked at, and which of them count."""
 
     def learned(self) -> torch.Tensor:
         """Return the indices of tokens with weight, in rows laid end to end.
@@ -156,38 +158,41 @@ Row = tuple[Encoded, ...]
 
 @dataclass
 class Batch:
-    """A process's slice of one global batch, and facts of the whole batch."""
+    """A process's slice of one global batch, and facts of the whole batch.
+
+    - `first_row`: Index of this slice's first row in the global batch.
+    - `micro_rows`: Rows per micro-batch.
+    - `weight`: Weight of the *global* batch under the objective: what loss sums are divided by.
+    - `tokens`: Real tokens of the global batch.
+    - `flat`: Layout of the micro-batches: end to end, or padded.
+    - `pad_to_multiple`: Padded length (or flat length) is rounded up to a multiple of this.
+    - `spare_row`: Used as a dummy, with no weight, when this process has no row of a short batch.
+    - `temperature`: Divisor of the logits; 1 in evaluation and in scoring of text.
+    - `media_reader`: Reads the images, videos and sounds of the samples; needed where samples have any.
+    - `touch`: Kinds of media of which every micro-batch must have something: one that has none gets a stand-in, which
+      belongs to no segment and counts for nothing. For a backend whose processes must run an encoder equally often:
+      'image'.
+    - `candidates`: Tokens that might stand instead of every token: `MicroBatch.candidates` of samples that bring none.
+    - `dropout`: Whether `swift_forward` views the model with the dropout that `swift_train_step` has on the same batch:
+      in training mode, and with the random numbers seeded by `MicroBatch.seed` before each micro-batch.
+    """
 
     step: int
     rows: Sequence[Row]
     first_row: int
-    """Index of this slice's first row in the global batch."""
     micro_rows: int
-    """Rows per micro-batch."""
     weight: float
-    """Weight of the *global* batch under the objective: what loss sums are divided by."""
     global_rows: int
     tokens: int
-    """Real tokens of the global batch."""
     flat: bool
-    """Layout of the micro-batches: end to end, or padded."""
     seed: int
     pad_to_multiple: int = 1
-    """Padded length (or flat length) is rounded up to a multiple of this."""
     spare_row: Row | None = None
-    """Used as a dummy, with no weight, when this process has no row of a short batch."""
     temperature: float = 1.0
-    """Divisor of the logits; 1 in evaluation and in scoring of text."""
     media_reader: MediaReader | None = None
-    """Reads the images, videos and sounds of the samples; needed where samples have any."""
     touch: frozenset[str] = frozenset()
-    """Kinds of media of which every micro-batch must have something: one that has none gets a stand-in, which belongs
-    to no segment and counts for nothing. For a backend whose processes must run an encoder equally often: 'image'."""
     candidates: tuple[int, ...] = ()
-    """Tokens that might stand instead of every token: `MicroBatch.candidates` of samples that bring none."""
     dropout: bool = False
-    """Whether `swift_forward` views the model with the dropout that `swift_train_step` has on the same batch: in
-    training mode, and with the random numbers seeded by `MicroBatch.seed` before each micro-batch."""
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Yield at least one; a process without rows gets the spare row with all weights zero."""

@@ -16,6 +16,7 @@ import xxhash
 from swift.config.media import NAMES, ONE
 from swift.data.conversation import Unusable
 from swift.errors import ModelError
+from swift.installation import pip_install
 from swift.untrusted import shown
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def needed(module: str, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"{what}, which is not installed.", hint=f'Type: pip install "swift-core[{extra}]"') from error
+        hint = f"Type: {pip_install(f'swift-core[{extra}]')}"
+        raise ModelError(f"{what}, which is not installed.", hint=hint) from error
 
 
 def number_of(held: Sequence[MediaRef]) -> int:

@@ -24,17 +24,22 @@ class HuggingFaceExporter:
         from swift.export.precision import export_dtypes, main_dtype
         from swift.export.writer import ShardedSafetensorsWriter, TensorSpec
         from swift.models.merge import merged
+        from swift.models.reordered import as_stored
+        from swift.models.source import reordered_in
 
-        source = request.source
+        source, reordered = request.source, reordered_in(request.source)
         if request.adapter is not None:
             weights = merged(source, weights, request.adapter)
         dtypes = export_dtypes(source, request.options.dtype)
         specs = {name: TensorSpec(dtypes[name], source.shape(name)) for name in source.names()}
+        for group in reordered:
+            dtype = {specs.pop(name).dtype for name in group.parameters}.pop()
+            specs |= {name: TensorSpec(dtype, shape) for name, shape in group.tensors.items()}
         extra = {name: source.read(name) for name in source.extra_names()}  # mapped from the file
         specs |= {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in extra.items()}
         shard_bytes = int(request.options.shard_size_gb * 10**9)
         with ShardedSafetensorsWriter(request.destination, specs, shard_bytes=shard_bytes) as writer:
-            for name, tensor in weights:
+            for name, tensor in as_stored(reordered, weights):
                 writer.write(name, tensor)
                 del tensor  # before the next one is read
             for name, tensor in extra.items():

@@ -15,7 +15,7 @@ from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
 from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ModelSource, Quantized, QuantizeRequest
-from swift.errors import ModelError, UsageError
+from swift.errors import ExportError, ModelError, UsageError
 from swift.export.calibration import Calibration
 from swift.export.destination import VERIFICATION
 from swift.export.job import ExportJob, trusted
@@ -65,10 +65,16 @@ def write_quantised(
     unquantised: Path, job: ExportJob, *, calibration: Calibration, scheme: OfferedScheme, options: ExportOptions
 ) -> None:
     """Quantise a model into the job's temporary folder, check the result, and write what was found beside it."""
-    from swift.models.source import open_source
+    from swift.models.source import open_source, reordered_in
 
     section = ModelSection(path=str(unquantised), trust_remote_code=trusted(job.source))
     source: HfSource = open_source(section, say=job.say)
+    if reordered := reordered_in(source):
+        first = next(iter(reordered[0].tensors))
+        raise ExportError(
+            f"{source.config.model_type} models cannot be quantised: files hold {first} in another order than memory.",
+            hint="Export the model in full precision: remove --quant.",
+        )
     if extra := source.extra_names():
         job.say(f"{len(extra)} weights that are not part of the model are left out, first: {extra[0]}")
     prompts = fixed_prompts(source)

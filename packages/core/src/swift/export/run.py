@@ -25,7 +25,7 @@ from swift.hookspecs import ExporterHooks
 from swift.models.config_file import read_config
 from swift.models.stored_task import settings_of_folder
 from swift.parsing.tasks import CAUSAL_LM, task_of
-from swift.terminal import Say, waiting
+from swift.terminal import Say, relative, waiting
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _origin(path: Path, trust_remote_code: bool, say: Say, *, model: str | None 
         return _Origin(folder, source)
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
-    say(f"Exporting step {checkpoint.facts.step} of {folder}")
+    say(f"Exporting step {checkpoint.facts.step} of {relative(folder)}")
     base = base_of(checkpoint, say, trust_remote_code=trust_remote_code, model=model)
     if checkpoint.facts.adapter is not None:
         check_weights_of(base.folder)

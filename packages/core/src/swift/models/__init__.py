@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from swift.models.config_file import read_config as read_config
     from swift.models.load_adapter import attach_adapter as attach_adapter
     from swift.models.load_adapter import peft_config as peft_config
+    from swift.models.locate import folder_of as folder_of
     from swift.models.locate import locate_model as locate_model
     from swift.models.media import ProcessorReader as ProcessorReader
     from swift.models.media_processor import MediaProcessor as MediaProcessor
@@ -53,7 +54,7 @@ __getattr__ = lazy_names(
         "classes": "is_encoder",
         "config_file": "read_config",
         "load_adapter": "attach_adapter peft_config",
-        "locate": "locate_model",
+        "locate": "folder_of locate_model",
         "media": "ProcessorReader",
         "media_processor": "MediaProcessor without_video_processor",
         "memory": "available_bytes",

@@ -74,9 +74,9 @@ class Packing:
 def choose_attention(
     requested: str, config: Any, *, flat: bool, device: str, dtype: torch.dtype | None = None
 ) -> AttentionChoice:
-    """Return the kernel for a model of this transformers `config`; says why when it isn't the fastest one there is.
+    """Return the kernel for a model of this transformers `config`, with the reason where it isn't the fastest one.
 
-    What was asked for by name is honoured or refused, never replaced. `flat` tells whether samples are laid end to
+    A kernel that is requested by name is used or refused, never replaced. `flat` tells whether samples are laid end to
     end; `dtype` is the precision of the arithmetic, where it is known.
     """
     encodes, model_class, config = is_encoder(config), body_class(config), config.get_text_config()

@@ -150,11 +150,15 @@ def _look_at_images(view: ViewModule, reader: MediaReader | None, *, weights: bo
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the blocks that a decoder is a stack of: the members of its longest list of alike modules."""
+    """Return the blocks that a decoder is a stack of: the members of its heaviest list of alike modules.
+
+    They are called: an image tokenizer inside a decoder (Chameleon's) has lists of containers without a forward pass.
+    """
     inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     decoder = model if inner is None else inner.get_decoder()  # an encoder's blocks may be the heavier ones
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    return max(([*each] for each in lists if len({*map(type, each)}) == 1), key=_weight_of, default=[])
+    called = (each for each in lists if type(each[0]).forward is not torch.nn.Module.forward)
+    return max(([*each] for each in called if len({*map(type, each)}) == 1), key=_weight_of, default=[])
 
 
 def refuse_calls_of_blocks(view: ViewModule, blocks: list[torch.nn.Module]) -> None:

@@ -37,9 +37,15 @@ def is_encoder(config: Any) -> bool:
 
 def body_class(config: Any) -> Any:
     """Return the class whose flags say which attention kernels a model supports; None where there is no class."""
+    return encoder_body(config) if is_encoder(config) else causal_class(config)
+
+
+def encoder_body(config: Any) -> Any:
+    """Return transformers' class of an encoder without a head; of Funnel, which has two, the one for each token."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    return MODEL_MAPPING[type(config)] if is_encoder(config) else causal_class(config)
+    found = MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple) else found
 
 
 def causal_class(config: Any) -> Any:

@@ -34,7 +34,7 @@ def exchanged(
 ) -> tuple[torch.Tensor, ...]:
     """Send the first `send[0]` rows of each tensor to process 0, and so on; gradients go back the same way.
 
-    `receive` says how many come from each process. The tensors travel together, so that their gradients do so too.
+    `receive` is how many come from each process. The tensors travel together, so that their gradients do so too.
     """
     outputs: tuple[torch.Tensor, ...] = _Exchange.apply(group, tuple(send), tuple(receive), *rows)  # type: ignore[no-untyped-call]  # as torch declares it
     return outputs

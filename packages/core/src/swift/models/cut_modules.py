@@ -28,7 +28,7 @@ from swift.plugins.load import load_tuner
 def cut_modules(run: Run, model: nn.Module, plan: TensorParallelSpec, group: dist.ProcessGroup) -> None:
     """Let modules of PEFT compute what they would in one process, on a model whose matrices `group` has shared.
 
-    Call it when the matrices have been cut as `plan` says, which was made of the model before. Does nothing where the
+    Call it when the matrices have been cut by `plan`, which was made of the model before. Does nothing where the
     tuner has no modules of PEFT.
     """
     tuner = load_tuner(run.config.tuner.kind)

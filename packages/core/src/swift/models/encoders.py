@@ -20,7 +20,7 @@ from swift.data.batch import MicroBatch
 from swift.data.samples import TOKEN_TYPES
 from swift.errors import ModelError
 from swift.models import attention_both_ways as _registered  # noqa: F401 - a kernel that views of encoders name
-from swift.models.classes import is_encoder
+from swift.models.classes import encoder_body, is_encoder
 from swift.parsing.tasks import EMBEDDING
 
 _POOLER = "pooler"
@@ -34,7 +34,7 @@ def class_of_encoder(config: Any, task: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     if task == EMBEDDING:
-        return _without_pooler(auto.MODEL_MAPPING[type(config)])
+        return _without_pooler(encoder_body(config))
     found = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     if found is None:
         raise ModelError(
@@ -76,10 +76,8 @@ def first_position(config: Any) -> int:
         return 0
     key = (type(config), *(getattr(config, name, None) for name in ("pad_token_id", "max_position_embeddings")))
     if key not in _first_positions:
-        from transformers.models.auto.modeling_auto import MODEL_MAPPING
-
         with torch.device("meta"):
-            found = padding_position(MODEL_MAPPING[type(config)](config))
+            found = padding_position(encoder_body(config)(config))
         _first_positions[key] = 0 if found is None else found + 1
     return _first_positions[key]
 
@@ -102,11 +100,12 @@ class EncoderInputs:
         base = model.base_model
         self._requested = frozenset(inspect.signature(base.forward).parameters)
         self._padding = padding_position(base)
+        self._types = getattr(base.config, "type_vocab_size", 0)
         self.has_head = bool(encoder_head_modules(model))
 
     def of(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return positions and token types of a micro-batch, as far as the model asks for them."""
-        inputs = {"position_ids": self._positions(batch), "token_type_ids": _token_types(batch)}
+        inputs = {"position_ids": self._positions(batch), "token_type_ids": self._token_types(batch)}
         return {name: tensor for name, tensor in inputs.items() if name in self._requested}
 
     def _positions(self, batch: MicroBatch) -> torch.Tensor:
@@ -118,6 +117,13 @@ class EncoderInputs:
         begins = torch.arange(counts.shape[1], device=counts.device) - batch.position_ids
         before = (total - counts.long()).gather(1, begins)
         return (total - before) * counts + self._padding
+
+    def _token_types(self, batch: MicroBatch) -> torch.Tensor:
+        """Return which tokens are of the second text of a pair: as values of tokens they lie one to the left."""
+        types = batch.token_values.get(TOKEN_TYPES)
+        if types is None or self._types < 2:  # RoBERTa has one type, whatever its tokenizer says
+            return torch.zeros_like(batch.input_ids)
+        return nn.functional.pad(types[:, :-1], (1, 0)).long()
 
     def scores(self, model: Any, batch: MicroBatch, inputs: dict[str, Any]) -> torch.Tensor:
         """Return the scores of each segment, [segments, labels], in fp32."""
@@ -142,14 +148,6 @@ def mixed_precision(model: nn.Module) -> torch.dtype | None:
     found = {each.dtype for each in model.parameters()}
     halves = found & {torch.bfloat16, torch.float16}
     return halves.pop() if halves and torch.float32 in found else None
-
-
-def _token_types(batch: MicroBatch) -> torch.Tensor:
-    """Return which tokens are of the second text of a pair: as values of tokens they lie one to the left."""
-    types = batch.token_values.get(TOKEN_TYPES)
-    if types is None:
-        return torch.zeros_like(batch.input_ids)
-    return nn.functional.pad(types[:, :-1], (1, 0)).long()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.incompatibilities import no_gpu_to_see
 from swift.contracts import RequestedRun, Run
 from swift.errors import ModelError, UnsupportedLayout
+from swift.installation import pip_install
 from swift.plugins.tuner import tuner_of
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def use_fp8(run: Run, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     except ImportError as error:
         raise ModelError(
             "backend.fp8 needs torchao, which is not installed or not compatible with this torch.",
-            hint='Type: pip install "swift-core[fp8]"',
+            hint=f"Type: {pip_install('swift-core[fp8]')}",
         ) from error
     emulated = _emulated(run)
     if not emulated:

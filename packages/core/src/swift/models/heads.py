@@ -20,10 +20,11 @@ from swift.parsing.tasks import EMBEDDING
 
 HEAD_MODULE = "score"
 HEAD = f"{HEAD_MODULE}.weight"
-"""Its name on disk."""
+"""The name on disk of the weight of a head."""
 VALUE_HEAD_MODULE = "value_head"
+"""The module of a head for values next to an unembedding."""
 VALUE_HEAD = f"{VALUE_HEAD_MODULE}.weight"
-"""The name in checkpoints of a head for values next to an unembedding. Exports have no such head."""
+"""The name in checkpoints of its weight. Exports have no such head."""
 
 
 def class_of_task(config: Any, task: str) -> Any:
@@ -134,7 +135,7 @@ def exported(weights: WeightStream) -> WeightStream:
 
 
 def apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the head's outputs in fp32, computed in the precision of its weights whatever autocast says."""
+    """Return the head's outputs in fp32, computed in the precision of its weights, regardless of autocast."""
     active = head
     if hasattr(head, "modules_to_save"):  # PEFT keeps the head as it was next to the one that is trained
         active = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]

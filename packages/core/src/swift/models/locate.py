@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from swift.errors import ModelError
-from swift.models.aliases import nearest_alias, resolve_name
+from swift.model_names import nearest_alias, resolve_name
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
@@ -50,9 +52,28 @@ def folder_of(typed: str) -> Path | None:
     if path.is_file():
         raise ModelError(f"{path} is a file, not a model folder.", hint=f"Type: --model {path.parent}")
     name, _ = resolve_name(typed)
+    near = _folder_near(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"Folder {typed} does not exist.", hint="Check the path passed with --model.")
+        meant = f" Did you mean {str(near)!r}?" if near else ""
+        raise ModelError(f"Folder {typed} does not exist.{meant}", hint="Check the path passed with --model.")
+    if near and "/" not in name:
+        raise ModelError(
+            f"There is no model folder {typed!r}. Did you mean {str(near)!r}?",
+            hint="For a model of that name on the hub, type its whole id: --model OWNER/NAME",
+        )
     return None
+
+
+def _folder_near(path: Path) -> Path | None:
+    """Return the folder next to a missing one whose name it misspells; another number is another model."""
+    try:
+        found = {each.name: each for each in path.parent.iterdir() if each.is_dir()}
+    except OSError:
+        return None
+    numbers = re.findall(r"\d+", path.name)
+    same = [name for name in found if re.findall(r"\d+", name) == numbers and abs(len(name) - len(path.name)) <= 1]
+    alike = difflib.get_close_matches(path.name, same, n=1, cutoff=0.8)
+    return found[alike[0]] if alike else None
 
 
 def hub_cache() -> Path:

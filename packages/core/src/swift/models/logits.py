@@ -77,7 +77,7 @@ class VocabularyShard:
         return table.unbind()
 
     def local(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of these tokens here (any row, where they are elsewhere), and which are here."""
+        """Return the rows of these tokens here (any row, where another process has them), and which are here."""
         rows = tokens - self.start
         here = (rows >= 0) & (rows < self.size)
         return rows.where(here, torch.zeros_like(rows)), here

@@ -30,7 +30,7 @@ MIN_CHUNK = 128
 
 @dataclass
 class TokenViews:
-    """Views of tokens, each [tokens] in fp32; what was not asked for is zero, or None where it may be."""
+    """Views of tokens, each [tokens] in fp32; what was not requested is zero, or None where it may be."""
 
     logps: torch.Tensor
     """log p(target)"""

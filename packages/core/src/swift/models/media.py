@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from swift.config.media import KINDS, NAMES
 from swift.config.sections import DataSection
@@ -181,19 +182,21 @@ class ProcessorReader:
         if self._rope_index is None:
             return None
         positions = batch.position_ids.expand(3, *batch.position_ids.shape).clone()
-        parameters = inspect.signature(self._rope_index).parameters
-        facts = _facts_of_positions(inputs)
-        taken: Counter[str] = Counter()
-        for row, start, length, held in _segments(batch, references):
-            if not held:
-                continue
-            where = slice(start, start + length)
-            ids, count = batch.input_ids[row : row + 1, where], Counter(each.kind for each in held)
-            given = {name: fact[taken[kind] : taken[kind] + count[kind]] for kind, name, fact in facts if count[kind]}
-            given |= {"mm_token_type_ids": kinds[row : row + 1, where].int(), "attention_mask": torch.ones_like(ids)}
-            own, _ = self._rope_index(ids, **{name: each for name, each in given.items() if name in parameters})
-            positions[:, row, where] = own[:, 0]
-            taken += count
+        spans = [
+            (row, slice(start, start + length)) for row, start, length, held in _segments(batch, references) if held
+        ]
+        rows = {
+            "input_ids": [batch.input_ids[span] for span in spans],
+            "mm_token_type_ids": [kinds[span].int() for span in spans],
+            "attention_mask": [torch.ones_like(batch.input_ids[span]) for span in spans],
+        }
+        given = {name: pad_sequence(each, batch_first=True) for name, each in rows.items()} | inputs
+        if (heard := inputs.get("feature_attention_mask")) is not None:
+            given["audio_seqlens"] = heard.sum(-1)
+        named = inspect.signature(self._rope_index).parameters
+        own, _ = self._rope_index(**{name: each for name, each in given.items() if name in named})
+        for number, (row, where) in enumerate(spans):
+            positions[:, row, where] = own[:, number, : where.stop - where.start]
         return positions
 
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Any:
@@ -207,16 +210,6 @@ class ProcessorReader:
                 f"{self._label(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
                 hint="Fix the file and resume. To find broken files before training, use --data.media_check decode.",
             ) from None
-
-
-def _facts_of_positions(inputs: dict[str, torch.Tensor]) -> list[tuple[str, str, torch.Tensor]]:
-    """Return what positions follow from: the kind, what models call it, and a row of it for each medium of the kind."""
-    found = []
-    if (grids := inputs.get("image_grid_thw")) is not None:
-        found.append(("image", "image_grid_thw", grids))
-    if (heard := inputs.get("feature_attention_mask")) is not None:
-        found.append(("audio", "audio_seqlens", heard.sum(-1)))
-    return found
 
 
 def _segments(

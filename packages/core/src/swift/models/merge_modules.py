@@ -80,7 +80,7 @@ def _stream(
 
 
 def vera_directions(key: int, rank: int, *, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the directions that all layers of VeRA (arXiv:2310.11454) share, drawn from a key as PEFT draws them.
+    """Return the directions that all layers of VeRA (arXiv:2310.11454) share, generated from a key as PEFT does.
 
     A [rank, inputs] and B [outputs, rank] for the widest of the adapted layers; others take a part.
     """

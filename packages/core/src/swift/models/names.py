@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,9 +23,9 @@ import torch
 import xxhash
 from torch.overrides import TorchFunctionMode
 
-from swift.errors import ModelError
 from swift.models.heads import VALUE_HEAD, add_value_head, value_head_of
 from swift.models.plain_lora import as_plain_lora
+from swift.models.reordered import Reordered, find_reordered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +56,12 @@ class Piece:
 class NameMap:
     """Names on disk of all weights of a transformers model, persistent buffers included, tied weights once."""
 
-    def __init__(self, pieces: Mapping[str, tuple[Piece, ...]]) -> None:
+    def __init__(self, pieces: Mapping[str, tuple[Piece, ...]], reordered: Sequence[Reordered] = ()) -> None:
+        """Take the pieces of each parameter, and those parameters that files hold in another order.
+
+        The latter go by their names in memory.
+        """
+        self.reordered = tuple(reordered)
         self._pieces = dict(pieces)
         self._sources = {piece.name: (name, piece) for name, parts in self._pieces.items() for piece in parts}
 
@@ -151,15 +157,22 @@ def _whole_weights(
             yield piece.name, part.float() if part.is_floating_point() else part
 
 
+def _persistent_buffers(model: torch.nn.Module) -> Iterator[str]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name in module._buffers:
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name
+
+
 def adapter_names(model: torch.nn.Module) -> dict[str, str]:
-    """Name in memory → name on disk of everything that PEFT saves for this model, and of a head for values beside it.
+    """Name in memory → name on disk of everything that PEFT saves for this model, and of a head for values.
 
     Frozen factors, of adapters that begin as a part of the weights, come before all others: `start_A` and `start_B`.
     """
     from peft import get_peft_model_state_dict
 
     state = {name: torch.empty(0, device="meta") for name, _ in model.named_parameters(remove_duplicate=False)}
-    state |= {name: torch.empty(0, device="meta") for name, _ in model.named_buffers(remove_duplicate=False)}
+    state |= {name: torch.empty(0, device="meta") for name in _persistent_buffers(model)}
     memory_names = {id(tensor): name for name, tensor in state.items()}
     peft_configs: Any = model.peft_config
     names: dict[str, str] = {}
@@ -240,23 +253,26 @@ def _map_of_copy(skeleton: PreTrainedModel) -> NameMap:
     names_by_storage = {_storage(tensor): name for name, tensor in originals.items()}
 
     pieces: dict[str, list[Piece]] = {name: [] for name in originals}
-    unplaced = []
     with _NoCopies():
         on_disk = revert_weight_conversion(skeleton, dict(originals))
+    unplaced = {}
     for name, tensor in on_disk.items():
         owner = names_by_storage.get(_storage(tensor))
         if owner is None or not tensor.is_contiguous():
-            unplaced.append(name)
+            unplaced[name] = tuple(tensor.shape)
         else:
             pieces[owner].append(Piece(name, int(tensor.storage_offset()), tuple(tensor.shape)))
-    incomplete = [name for name, parts in pieces.items() if sum(p.numel for p in parts) != math.prod(shapes[name])]
+    incomplete = {
+        name: shapes[name]
+        for name, parts in pieces.items()
+        if sum(part.numel for part in parts) != math.prod(shapes[name])
+    }
+    reordered = []
     if unplaced or incomplete:
-        raise ModelError(
-            f"{type(skeleton).__name__} stores {(unplaced or incomplete)[0]} in another order on disk than in "
-            "memory, so swift cannot map its weights one by one.",
-            hint="swift does not support this architecture yet.",
-        )
-    return NameMap({name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()})
+        reordered = find_reordered(incomplete, unplaced, partial(revert_weight_conversion, skeleton))
+        pieces |= {name: [Piece(name, 0, shape)] for name, shape in incomplete.items()}
+    parts = {name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()}
+    return NameMap(parts, reordered)
 
 
 def _storage(tensor: torch.Tensor) -> int:

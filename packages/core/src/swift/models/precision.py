@@ -28,12 +28,21 @@ def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]
                 f"model.dtype is bfloat16, but {name} does not support bfloat16.",
                 hint="Choose --model.dtype float16 or float32",
             )
-        return requested, "as requested"
+        return requested, f"as requested{_slow_on(requested, device)}"
     if device.type != "cuda":
         return "float32", f"auto: there is no GPU ({device.type})"
     if _has_bfloat16(device):
         return "bfloat16", "auto: this GPU supports bfloat16"
     return "float32", "auto: this GPU does not support bfloat16"
+
+
+def _slow_on(requested: str, device: torch.device) -> str:
+    """Return a warning, as the end of a sentence, where a CPU has no instructions for a precision in 16 bits."""
+    name = {"bfloat16": "bf16", "float16": "fp16"}.get(requested)
+    supports = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    if name is None or device.type != "cpu" or supports is None or supports():
+        return ""
+    return "; slow: this CPU has no instructions for it. Faster: --torch_dtype float32"
 
 
 def compute_dtype(run: Run) -> torch.dtype:

@@ -1,7 +1,7 @@
 """QLoRA: a model whose linear layers and experts are stored in 4 or 8 bits, for adapters to be trained on.
 
 Weights are read one at a time and quantised at once, so that the whole model never exists in full precision. The
-packages are extras: `pip install "swift-core[qlora]"`.
+packages are in the extra `qlora`.
 """
 
 from __future__ import annotations

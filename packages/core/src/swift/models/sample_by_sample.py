@@ -92,7 +92,7 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 
 
 CHECKPOINTING = {"use_reentrant": False, "context_fn": checkpoint_contexts}
-"""Arguments of `gradient_checkpointing_enable` with which a block is computed again as it was at first."""
+"""Arguments of `gradient_checkpointing_enable` with which a block is computed again unchanged."""
 
 
 @dataclass(frozen=True)

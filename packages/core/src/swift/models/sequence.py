@@ -68,7 +68,7 @@ class SequenceShard:
 def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> AttentionChoice:
     """Return the kernel for sharded sequences, or refuse models whose attention is more than causal attention.
 
-    `cp` says whether the backend has context parallel to offer instead of Ulysses.
+    `cp` is whether the backend has context parallel to offer instead of Ulysses.
     """
     parallel = run.config.parallel
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib.util import find_spec
@@ -44,6 +44,7 @@ from swift.models.media_processor import FILES, load_processor, settings_in_forc
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
 from swift.models.quiet import quiet_libraries
+from swift.models.reordered import Reordered
 from swift.models.score_padding import padding_of_scores, set_padding, with_padding
 from swift.models.sentence_files import copy_length, stored_pooling, write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
@@ -190,10 +191,16 @@ class HfSource:
             return initial_head(self.shape(name), seed=self._seed)
         if name in self._fresh:
             return initial_head(self.shape(name), seed=self._seed, name=name)
-        stored = self._stored_name(name)
-        tensor = self._files.read(stored)
-        check_finite(stored, tensor, self.folder)
+        tensor = self.read_from(self._files, name)
+        check_finite(name, tensor, self.folder)
         return tensor
+
+    def read_from(self, files: SafetensorsFolder, name: str) -> torch.Tensor:
+        """Return one weight out of the files of this model or of an export of it."""
+        group = next((each for each in self.name_map.reordered if name in each.parameters), None)
+        if group is None or any(each in files for each in self.spellings(name)):
+            return files.read(self._stored_name(files, name, self.shape(name)))
+        return group.read(name, lambda disk: files.read(self._stored_name(files, disk, group.tensors[disk])))
 
     def extra_names(self) -> list[str]:
         """Names of weights in the files that training leaves alone and exports keep, such as those of drafting layers.
@@ -208,7 +215,8 @@ class HfSource:
         if self.random:
             return []
         tensors = (*self._skeleton.named_parameters(remove_duplicate=False), *self._skeleton.named_buffers())
-        names = {*self.names(), *(name for name, _ in tensors)}
+        reordered = (name for group in self.name_map.reordered for name in group.tensors)
+        names = {*self.names(), *reordered, *(name for name, _ in tensors)}
         known = {spelling for name in names for spelling in self.spellings(name)}
         return [name for name in self._files.names() if name not in known and not self._is_dropped(name)]
 
@@ -474,12 +482,12 @@ class HfSource:
             for own, other in zip(self.name_map.pieces(parameter), theirs.pieces(inside + parameter), strict=True)
         }
 
-    def _stored_name(self, name: str) -> str:
+    def _stored_name(self, files: SafetensorsFolder, name: str, shape: tuple[int, ...]) -> str:
         for candidate in self.spellings(name):
-            if candidate in self._files and self._files.shape(candidate) == self.shape(name):
+            if candidate in files and files.shape(candidate) == shape:
                 return candidate
         raise ModelError(
-            f"{self.folder} has no weight {name} of shape {self.shape(name)}.",
+            f"{files.folder} has no weight {name} of shape {shape}.",
             hint="Check that config.json belongs to these weights.",
         )
 
@@ -513,8 +521,12 @@ class HfSource:
                 hint="Check that config.json belongs to these weights and that this is a causal language model.",
             )
         loaded: torch.nn.Module = model
+        # Loading forgets which weights the model's own code keeps from being trained.
+        fixed = {name for name, parameter in self._skeleton.named_parameters() if not parameter.requires_grad}
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)
+            if name in fixed:
+                parameter.requires_grad_(False)
         return loaded
 
     def _is_dropped(self, name: str) -> bool:
@@ -543,6 +555,11 @@ def _padding_row(model: Any) -> int | None:
 def as_exported(source: ModelSource) -> ModelSource:
     """Return a model as others know it: without what a run has added that no export has."""
     return source.as_exported() if isinstance(source, HfSource) else source
+
+
+def reordered_in(source: ModelSource) -> Sequence[Reordered]:
+    """Return the weights of a model that files hold in another order than memory."""
+    return source.name_map.reordered if isinstance(source, HfSource) else ()
 
 
 def architecture_of(source: ModelSource) -> str:

@@ -18,8 +18,10 @@ from swift.errors import UnsupportedLayout
 from swift.models.names import base_model
 from swift.models.sizes import check_width
 
-COLUMNS, ROWS = "colwise", "rowwise"
-"""Column parallel (outputs are sharded) and row parallel (inputs are)."""
+COLUMNS = "colwise"
+"""The rows of a linear weight are sharded: each process has some outputs."""
+ROWS = "rowwise"
+"""The columns of a linear weight are sharded: each process has some inputs, and outputs are added up."""
 GATHERED, SPLIT = "colwise_gather_output", "rowwise_split_input"
 PARTIAL = "replicated_with_grad_allreduce"
 EXPERTS, PACKED, DIVIDED = "moe_tp_experts", "packed_colwise", "divided"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from importlib.resources import files
 from typing import Any
 
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line, is_number
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line, is_number, waiting_label
 from swift.observers.text import label
 
 KNOWN = {
@@ -33,9 +33,9 @@ TIME_SERIES = (
     ("compute_fraction", "compute", "compute"),
     ("communication_fraction", "communication", "communication"),
     ("optimizer_fraction", "optimizer", "optimizer"),
-    ("data_fraction", "waiting for data", "waiting"),
+    ("data_fraction", "", "waiting"),
 )
-"""Name, label and kind of the parts of a step's time."""
+"""Name, label and kind of the parts of a step's time; that of waiting depends on the run."""
 
 NOT_CHARTED = {
     *TIME_PARTS,
@@ -84,5 +84,8 @@ def chart_script() -> str:
 
 def _time_chart(present: Collection[str]) -> list[dict[str, Any]]:
     """Return the stacked chart of the parts of a step's time, where they were measured."""
-    series = [{"name": name, "label": label, "kind": kind} for name, label, kind in TIME_SERIES if name in present]
+    waiting = waiting_label(present)
+    series = [
+        {"name": name, "label": label or waiting, "kind": kind} for name, label, kind in TIME_SERIES if name in present
+    ]
     return [{"title": TIME_TITLE, "metric": "time_breakdown", "stacked": True, "series": series}] if series else []

@@ -5,6 +5,7 @@ On a terminal, a progress bar with the latest values moves below these lines.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import RankFacts, Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
-from swift.observers.facts import next_commands, setup_facts, unusable_samples
-from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of
+from swift.observers.facts import next_commands, setup_facts, space_of_checkpoints, unusable_samples
+from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of, waiting_label
 from swift.observers.text import count, duration, figure, label, plural
-from swift.terminal import can_redraw, shows_work, work_at_hand
+from swift.terminal import can_redraw, relative, shows_work, work_at_hand
 from swift.train.run_folder import REPORT_FILE
 
 if TYPE_CHECKING:
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 4
 
-SHOWN = ("token_acc", "reward_accuracy", "reward_margin", "kl", "reward", "completion_length")
+SHOWN = {
+    "token_acc": "acc", "reward_accuracy": "reward acc", "reward_margin": "margin", "kl": "kl", "reward": "reward",
+    "completion_length": "length",
+}  # fmt: skip
 """The objective's metrics that are printed; `logging.jsonl` and the report have all of them."""
+NARROW = ("lr", "memory", "left", "speed")
+"""Parts of a line that a narrow terminal has no room for, in the order in which they are left out."""
 
 
 class ConsoleObserver:
@@ -38,10 +44,11 @@ class ConsoleObserver:
     def __init__(self) -> None:
         self._bar: _Bar | None = None
         self._slowest: int | None = None
+        self._sized = False
 
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
-        facts = setup_facts(run) | {"folder": str(run.folder)}
+        facts = setup_facts(run) | {"folder": str(relative(run.folder))}
         width = max(len(name) for name in facts)
         for name, value in facts.items():
             run.say(f"  {label(name):<{width}}  {value}")
@@ -57,12 +64,16 @@ class ConsoleObserver:
         if self._bar is not None:
             self._bar.advance(record, line)
         if line is not None:
-            run.say(step_text(line))
+            run.say(step_text(line, self._width()))
         if line is not None and (breakdown := time_text(line)):
             run.say(f"  {breakdown}")
         self._name_slowest(run, record)
         if line is not None and record.evaluation is not None:
             run.say(f"  evaluation at step {record.step}: {metrics_text(evaluation_of(line))}")
+
+    def _width(self) -> int | None:
+        """Return the columns of the terminal; None for a file, where lines do not wrap."""
+        return shutil.get_terminal_size().columns if self._bar is not None or sys.stdout.isatty() else None
 
     def _name_slowest(self, run: Run, record: StepRecord) -> None:
         """Report each process that slows down the others once."""
@@ -74,7 +85,10 @@ class ConsoleObserver:
 
     @hookimpl
     def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
-        run.say(f"  saved {folder}")
+        run.say(f"  saved {relative(folder)}")
+        if not self._sized and (size := space_of_checkpoints(run, folder)):
+            run.say(f"  {size}")
+        self._sized = True
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
@@ -82,22 +96,26 @@ class ConsoleObserver:
             self._bar.close()
             self._bar = None
         if (line := self._meter.rest()) is not None:
-            run.say(step_text(line))
+            run.say(step_text(line, self._width()))
         for text in summary_lines(run, summary):
             run.say(text)
 
 
-def step_text(line: Line) -> str:
-    """Return a logged step as one plain line."""
-    remaining = f"{duration(line['remaining_time'])} left"
-    return "  ".join([f"step {line['global_step/max_steps']}", *_figures(line), remaining])
+def step_text(line: Line, width: int | None = None) -> str:
+    """Return a logged step as one plain line, which fits a terminal of this width."""
+    parts = {"step": f"step {line['global_step/max_steps']}", **_figures(line)}
+    parts["left"] = f"{duration(line['remaining_time'])} left"
+    for name in NARROW:
+        if width is not None and len("  ".join(parts.values())) > width:
+            parts.pop(name, None)
+    return "  ".join(parts.values())
 
 
 def time_text(line: Line) -> str:
     """`time: computing 71 %, communication 20 %, waiting for data 1 %, optimizer 8 %`, where it was measured."""
     if line.get(TIME_PARTS[0]) is None:
         return ""
-    labels = dict(zip(TIME_PARTS, ("computing", "communication", "waiting for data", "optimizer"), strict=True))
+    labels = dict(zip(TIME_PARTS, ("computing", "communication", waiting_label(line), "optimizer"), strict=True))
     parts = [f"{label} {line[name]:.0%}" for name, label in labels.items() if line[name] or name != TIME_PARTS[1]]
     return f"time: {', '.join(parts)}"
 
@@ -128,20 +146,20 @@ def summary_lines(run: Run, summary: RunSummary) -> list[str]:
         reasons = ", ".join(f"{reason} {each.count:,}" for reason, each in left_out.items())
         lines.append(f"Unusable samples: {sum(each.count for each in left_out.values()):,} ({reasons}).")
     if (run.folder / REPORT_FILE).exists():
-        lines.append(f"Curves: {run.folder / REPORT_FILE}")
-    return lines + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary)]
+        lines.append(f"Curves: {relative(run.folder / REPORT_FILE)}")
+    return lines + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary, relative)]
 
 
-def _figures(line: Line) -> list[str]:
-    memory = [f"{line[MEMORY]:.1f} GiB"] if line[MEMORY] else []
-    return [
-        f"loss {figure(line['loss'])}",
-        f"lr {figure(line['learning_rate'])}",
-        f"grad norm {figure(line['grad_norm'])}",
-        *(f"{name.replace('_', ' ')} {figure(line[name])}" for name in SHOWN if name in line),
-        f"{count(line['tokens_per_second'])} tokens/s",
-        *memory,
-    ]
+def _figures(line: Line) -> dict[str, str]:
+    memory = {"memory": f"{line[MEMORY]:.1f} GiB"} if line[MEMORY] else {}
+    return {
+        "loss": f"loss {figure(line['loss'])}",
+        "lr": f"lr {figure(line['learning_rate'], 3)}",
+        "grad_norm": f"grad norm {figure(line['grad_norm'], 3)}",
+        **{name: f"{title} {figure(line[name], 3)}" for name, title in SHOWN.items() if name in line},
+        "speed": f"{count(line['tokens_per_second'])} tok/s",
+        **memory,
+    }
 
 
 class _Bar:
@@ -182,7 +200,7 @@ class _Bar:
         self._line = line or self._line
         result = record.result
         newest = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
-        self._newest = "  ".join(_figures(self._line | newest | result.metrics))
+        self._newest = "  ".join(_figures(self._line | newest | result.metrics).values())
         self._progress.update(self._task, completed=record.step)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swift.config.own_options import LoraOptions
@@ -13,6 +13,9 @@ from swift.observers.text import figure, plural
 from swift.optim.schedule import Schedule
 from swift.parsing.tasks import CAUSAL_LM, returns
 from swift.terminal import summary_of
+
+_NOTABLE = 0.1
+"""GB of a checkpoint from which its size is printed."""
 
 
 def unusable_samples(run: Run) -> Mapping[str, RejectedSamples]:
@@ -115,13 +118,25 @@ def backend_and_layout(run: Run) -> str:
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
-def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the commands to run next as (purpose, command); none without a checkpoint."""
+def space_of_checkpoints(run: Run, folder: Path) -> str:
+    """Return `a checkpoint takes 2.1 GB; up to 4 are kept (--save_total_limit 3): 8.6 GB`; nothing for small ones."""
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file()) / 1e9
+    if size < _NOTABLE:
+        return ""
+    keep, kept = run.config.checkpoint.keep, "all are kept"
+    if keep is not None:
+        kept = f"up to {keep + 1} are kept (--save_total_limit {keep}): {(keep + 1) * size:.1f} GB"
+    return f"a checkpoint takes {size:.1f} GB; {kept}"
+
+
+def next_commands(run: Run, summary: RunSummary, shown: Callable[[Path], Path] = Path) -> list[tuple[str, str]]:
+    """Return the commands to run next as (purpose, command), with paths as `shown`; none without a checkpoint."""
     best = summary.best_checkpoint or summary.last_checkpoint
     if summary.last_checkpoint is None or best is None:
         return []
+    best = shown(best)
     if summary.status == "completed":
-        out = run.folder / "export"
+        out = shown(run.folder) / "export"
         task = run.config.model.task
         use = ("Chat", _command("swift", "chat", best))
         if task != CAUSAL_LM:
@@ -132,8 +147,8 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
         ]
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
     argv = resume_argv(
-        run.folder,
-        summary.last_checkpoint,
+        shown(run.folder),
+        shown(summary.last_checkpoint),
         processes=run.world.size if on_one_machine else 1,
         optimizer_state=run.config.checkpoint.optimizer_state,
     )

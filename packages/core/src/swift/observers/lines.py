@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from swift.contracts import RankFacts, Run, StepRecord
+from swift.contracts import SECONDS_GENERATING, RankFacts, Run, StepRecord
 from swift.hardware import device_called
 from swift.train.cadence import LoggedSteps
 
@@ -24,6 +24,11 @@ EVAL_PREFIX = "eval_"
 RANKS = "ranks"
 TIME_PARTS = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
 """Parts of a step's time, which sum to 1; on lines after a measured step (`logging.time_breakdown`)."""
+
+
+def waiting_label(names: Container[str]) -> str:
+    """Return what a step waits for before it begins, in a run with metrics of these names."""
+    return f"waiting for {'completions' if SECONDS_GENERATING in names else 'data'}"
 
 
 class Meter:

@@ -25,12 +25,12 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def figure(value: object) -> str:
-    """Return a measured value in four significant digits, or a dash where there is none."""
+def figure(value: object, digits: int = 4) -> str:
+    """Return a measured value in so many significant digits, or a dash where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:.3g}"
 
 

@@ -26,7 +26,7 @@ def add_placements(
 ) -> None:
     """Add `placements` to parameter groups, whose `params` are those of the model.
 
-    `region_of` says which part of a parameter this process holds, and `processes` is the group that holds all parts;
+    `region_of` returns which part of a parameter this process holds, and `processes` is the group that holds all parts;
     without them parameters are whole.
     """
     pieces = {id(parameter): found for found, parameter in canonical_parameters(model)}

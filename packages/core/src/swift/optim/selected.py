@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swift.contracts import Slot
 from swift.errors import ConfigError
+from swift.installation import pip_install
 from swift.plugins.load import load_optimizer
 
 if TYPE_CHECKING:
@@ -24,5 +25,5 @@ def check_packages(optim: OptimSection) -> None:
         if find_spec(package) is None:
             raise ConfigError(
                 f"optim.name {optim.name} needs {package}, which is not installed.",
-                hint=f'Type: pip install "{requirement}"   or choose --optim.name adamw',
+                hint=f"Type: {pip_install(requirement)}   or choose --optim.name adamw",
             )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from swift.config.fields import core_fields
+from swift.config.fields import Field, core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
 from swift.config.settings import Fallback, Request, Set
 from swift.config.translate import renamed, request, switch, when_on
-from swift.errors import PluginError
+from swift.config.values import coerce
+from swift.errors import ConfigError, PluginError
 from swift.parsing import quantization_flags
 from swift.parsing import translations as to
 from swift.parsing.choices import choice
@@ -244,7 +245,7 @@ def _training_flags(_brought: tuple[FlagTopic, ...]) -> FlagTable:
     return FlagTable(
         fields=core_fields(),
         aliases=aliases(),
-        help_command="swift sft --help",
+        help_command="swift sft --help all",
         depth=2,
         about_command=ABOUT_COMMAND,
         open_sections=OPEN_SECTIONS,
@@ -292,6 +293,41 @@ def _check_new(topic: FlagTopic, added: Iterable[str], known: Iterable[str]) -> 
 def flags_of(key: str) -> tuple[str, ...]:
     """Return the aliases that help shows next to a key."""
     return _by_key(flag_topics()).get(key, ())
+
+
+def synonyms_of(field: Field) -> tuple[str, ...]:
+    """Return the aliases that take every value of a key and set it unchanged; `--bf16` is none of `model.dtype`."""
+    return tuple(flag for flag in flags_of(field.key) if _is_synonym(aliases()[flag], field))
+
+
+def flag_named(field: Field) -> str:
+    """Return the usual flag for a key of a run: its first synonym, or the key."""
+    return next(iter(synonyms_of(field)), field.key)
+
+
+def _is_synonym(alias: Alias, field: Field) -> bool:
+    return alias.renames or all(_sets_unchanged(alias, field, value) for value in _values_of(field))
+
+
+def _sets_unchanged(alias: Alias, field: Field, value: Any) -> bool:
+    try:
+        settings = alias.translate(f"--{alias.flag}", value)
+    except ConfigError:
+        return False
+    found = [each.value for each in settings if isinstance(each, Set) and each.key == field.key]
+    return [coerce(field, each, alias.flag) for each in found] == [coerce(field, value, alias.flag)]
+
+
+def _values_of(field: Field) -> tuple[Any, ...]:
+    """Return all values of a key that lists them, and an example of those of another."""
+    if field.kind == "switch":
+        return "true", "false"
+    if field.kind == "list":
+        return (field.default or ("x",),)
+    if field.kind == "mapping":
+        return ({"x": 1},)
+    example = {"integer": "7", "number": "0.5", "string": field.default or "x", "path": "x"}
+    return (example[field.type_name],) if field.type_name in example else tuple(field.type_name.split(" | "))
 
 
 @lru_cache(maxsize=16)

@@ -10,11 +10,10 @@ from swift.config.media import PLURALS
 from swift.contracts import Acts, Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedLayout
 from swift.parsing.tasks import view_of
-from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command
 from swift.plugins.load import load, load_exporter, load_optimizer, load_tuner
-from swift.plugins.return_values import wrong
+from swift.plugins.return_values import called
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
@@ -34,6 +33,8 @@ FEATURE_SWITCHES: Mapping[str, tuple[Any, str]] = {
 
 MODULES_UNDER_TP = "parallel.tp with modules"
 """Feature of a backend that calls `swift.toolkit.cut_modules` when it has cut the matrices of a model."""
+TP_OF_VOCABULARY = "parallel.tp of embedding and head"
+"""Feature of a backend whose tensor parallel processes share embedding and head; else each has them whole."""
 TP_OF_EXPERTS = "parallel.tp of experts"
 """Feature of a backend whose tensor parallel processes share experts too; else `parallel.etp` says how many do."""
 
@@ -142,28 +143,20 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
 
 
 def _of_tuner_needs(config: Config) -> Iterator[Requirement]:
-    needs = _needs_of_tuner(config)
+    tuner = load_tuner(config.tuner.kind)
+    assert tuner.config_model is not None
+    options = config.tuner.options(tuner.config_model)
+    needs = called(tuner.entry, "needs", tuner.object.needs, frozenset[str], options)
     for need in sorted(needs):
         yield _of_tuner(config.tuner.kind, need)
     if Trains.MODULES in needs and config.parallel.tp > 1:
         what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}"
-        if _acts_of(config) is None:
+        cut = getattr(tuner.object, "cut", None)
+        acts = None if cut is None else called(tuner.entry, "cut", cut, Acts | None, options)
+        if acts is None:
             yield Requirement(f"{what} (the tuner declares no cut)", "features", what, "--parallel.tp 1")
         else:
             yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
-
-
-def _acts_of(config: Config) -> Acts | None:
-    """Return where the tuner's modules act on layers that tensor parallel divides; None where it declares nothing."""
-    tuner = load_tuner(config.tuner.kind)
-    assert tuner.config_model is not None
-    if not hasattr(tuner.object, "cut"):
-        return None
-    with failing(tuner.entry, "cut"):
-        acts: object = tuner.object.cut(config.tuner.options(tuner.config_model))
-        if acts is not None and not isinstance(acts, Acts):
-            raise wrong(tuner.entry, "cut", "one of swift.contracts.Acts, or None", acts)
-        return acts
 
 
 def _of_layout(config: Config) -> Iterator[Requirement]:
@@ -183,16 +176,6 @@ def _of_objective(objective: Objective) -> Iterator[Requirement]:
     for modality in sorted(getattr(objective.encoding, "modalities", ())):
         name = f"samples with {modality} (the objective {objective.name!r} reads them)"
         yield Requirement(name, "modalities", modality, "another objective")
-
-
-def _needs_of_tuner(config: Config) -> frozenset[str]:
-    tuner = load_tuner(config.tuner.kind)
-    assert tuner.config_model is not None
-    with failing(tuner.entry, "needs"):
-        came: Any = tuner.object.needs(config.tuner.options(tuner.config_model))
-        if isinstance(came, str) or not all(isinstance(need, str) for need in came):
-            raise wrong(tuner.entry, "needs", "a frozenset of swift.contracts.Trains", came)
-        return frozenset(came)
 
 
 def _of_tuner(kind: str, need: str) -> Requirement:

@@ -12,9 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from swift.config.draft import Assignment, Draft, Layer
+from swift.config.draft import Draft, Layer
 from swift.config.files import read_yaml
 from swift.config.flags import Flag, FlagTable, read_flags
 from swift.config.limits import MOST_PROCESSES
@@ -27,9 +25,7 @@ from swift.parsing.plugin_flags import with_aliases_of_options
 from swift.parsing.resolve import Parsed as Parsed
 from swift.parsing.resolve import resolve
 from swift.plugins.known import FLAGS_OF_BACKENDS, KNOWN
-from swift.plugins.load import (
-    find,
-)
+from swift.plugins.load import find
 from swift.plugins.vocabularies import programs_missing
 
 TRUST = "model.trust_remote_code"
@@ -38,14 +34,9 @@ TRUST = "model.trust_remote_code"
 
 def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed:
     """Return the run of `swift COMMAND ARGV`; `complete` requires a model and a data set."""
-    table = training_flags()
-    try:
+    table = with_aliases_of_options(training_flags(), argv)
+    with _naming_owner(dict(zip((word.lstrip("-") for word in argv), argv[1:], strict=False))):
         line = read_flags(argv, table)
-    except ConfigError:
-        _check_owner(dict(zip((word.lstrip("-") for word in argv), argv[1:], strict=False)))
-        table = with_aliases_of_options(table, argv)
-        with _naming_programs():
-            line = read_flags(argv, table)
     layer = Layer(table)
     for name, flag in line.flags.items():
         if name not in table.about_command:
@@ -53,9 +44,9 @@ def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed
     file = _file_layer(_config_file(line.flags.get("config"), line.positional), table)
     _check_trust(file, layer)
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
-    _check_objective(file, layer)
+    _check_code(file, layer, {"objective.name": "objective"})
     parsed = resolve([file, layer], command, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
-    _check_code(file, layer, type(parsed.objective_options))
+    _check_code(file, layer, {f"objective.{name}": name for name in RunsCode.fields(type(parsed.objective.options))})
     if complete:
         _check_complete(parsed.config, command)
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
@@ -90,26 +81,24 @@ def _config_file(flag: Flag | None, positional: list[str]) -> Path | None:
 
 
 @contextmanager
-def _naming_programs() -> Iterator[None]:
-    """Name what brings the flags of third-party programs where a flag is unknown and they are not installed."""
+def _naming_owner(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Name the package that an unknown flag may need: of a plugin that the settings name, or of other programs."""
     try:
         yield
     except ConfigError as error:
+        for group, flags in _SELECTING.items():
+            for flag in flags:
+                named = settings.get(flag)
+                name = str(named.get("name") if isinstance(named, Mapping) else named)
+                if name in KNOWN[group]:
+                    find(group, name)
+        for beginning, backend in FLAGS_OF_BACKENDS.items():
+            if any(flag.startswith(beginning) for flag in settings):
+                find("swift.backends", backend)
         missing = programs_missing()
         if missing and "nknown " in error.message:
             error.hint = f"{error.hint}\n{missing}" if error.hint else missing
         raise
-
-
-def _check_owner(settings: Mapping[str, Any]) -> None:
-    """Raise `PluginError` where the settings name a known plugin that is not installed: it may own a flag."""
-    for group, flags in _SELECTING.items():
-        for flag in flags:
-            if settings.get(flag) in KNOWN[group]:
-                find(group, settings[flag])
-    for beginning, backend in FLAGS_OF_BACKENDS.items():
-        if any(flag.startswith(beginning) for flag in settings):
-            find("swift.backends", backend)
 
 
 _SELECTING = {
@@ -123,12 +112,8 @@ def _file_layer(path: Path | None, table: FlagTable) -> Layer:
     layer = Layer(table)
     if path is not None:
         content, lines = read_yaml(path)
-        try:
-            with _naming_programs():
-                layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
-        except ConfigError:
-            _check_owner(content)
-            raise
+        with _naming_owner(content):
+            layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
     return layer
 
 
@@ -145,31 +130,17 @@ def _check_trust(file: Draft, flags: Draft) -> None:
         )
 
 
-def _check_objective(file: Draft, flags: Draft) -> None:
-    """Refuse a file that names a Python file with the objective, unless a flag names it too."""
-    requested = file.assignments.get("objective.name")
-    if requested is not None and "objective.name" not in flags.assignments and RunsCode.files(requested.value):
-        raise _code_in_file(requested, "objective.name", "objective")
-
-
-def _code_in_file(requested: Assignment, key: str, flag: str) -> ConfigError:
-    named = requested.value if isinstance(requested.value, list | tuple) else [requested.value]
-    return ConfigError(
-        f"{requested.source} sets {key}, which would run {', '.join(RunsCode.files(requested.value))}. A file "
-        "cannot allow that.",
-        hint=f"If you trust the author of the code, add --{flag} {' '.join(map(str, named))}",
-    )
-
-
-def _check_code(file: Draft, flags: Draft, options: type[BaseModel]) -> None:
-    """Refuse a file that names Python files for the objective to run, unless a flag names them too."""
-    for name, field_info in options.model_fields.items():
-        key = f"objective.{name}"
-        requested = file.assignments.get(key)
-        marked = any(isinstance(each, RunsCode) for each in field_info.metadata)
-        if requested is None or key in flags.assignments or not marked or not RunsCode.files(requested.value):
-            continue
-        raise _code_in_file(requested, key, name)
+def _check_code(file: Draft, flags: Draft, keys: Mapping[str, str]) -> None:
+    """Refuse a file that names Python files to run, unless a flag names them too. `keys` maps keys to their flags."""
+    for key, flag in keys.items():
+        requested = file.get(key)
+        files = RunsCode.files(requested.value) if requested is not None and key not in flags.assignments else []
+        if requested is not None and files:
+            named = requested.value if isinstance(requested.value, list | tuple) else [requested.value]
+            raise ConfigError(
+                f"{requested.source} sets {key}, which would run {', '.join(files)}. A file cannot allow that.",
+                hint=f"If you trust the author of the code, add --{flag} {' '.join(map(str, named))}",
+            )
 
 
 def _count(value: Any, source: str) -> int:

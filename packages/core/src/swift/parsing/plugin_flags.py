@@ -44,7 +44,7 @@ def with_aliases_of_options(table: FlagTable, argv: Sequence[str]) -> FlagTable:
 
 def _named(key: str, argv: Sequence[str], table: FlagTable) -> Iterator[str]:
     """Yield the values that flags on a command line give to a key."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
         typed, joined, value = word.partition("=")
         name = table.name(typed) if typed.startswith("--") else ""
         alias = table.aliases.get(name)

@@ -12,30 +12,33 @@ Every value has its source, so that notes and errors name the flag, the line of 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.draft import Draft, Layer, merge
+from swift.config.draft import Assignment, Draft, Layer, merge
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.options import Section
 from swift.config.problems import config_error, subject
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection
 from swift.config.sources import naming_sources
+from swift.config.translate import unknown_value
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
-from swift.errors import ConfigError, SwiftError
+from swift.errors import ConfigError, SwiftError, about
+from swift.model_names import stand_in
 from swift.parsing.capabilities import check_capabilities, check_export
 from swift.parsing.objective_defaults import set_defaults
 from swift.parsing.plugin_flags import flag_topics
 from swift.parsing.requests import settle_layer, settle_requests
 from swift.parsing.tasks import TASKS, check_task, for_objective, trained_by
 from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins, objective_names, only_installed
+from swift.plugins.discover import list_plugins, objective_names, only_installed, plugin_names
 from swift.plugins.hooks import core_settings
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import (
@@ -60,19 +63,20 @@ class Parsed:
     config: Config
     """With the own options of the selected plugins filled in."""
     backend_options: BaseModel
-    objective_options: BaseModel
+    objective: Objective
+    """Made with its options, before the tokenizer is known."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user before the run."""
     nproc: int | None = None
     """Processes to start on this machine; None when no flag sets it."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Environment variables about the other machines of the run that flags set, such as NNODES."""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """Key → what set it: a flag, the line of a file, a variable, a plugin. Defaults are left out."""
+    assignments: Mapping[str, Assignment] = field(default_factory=dict)
+    """Key → its value, and what set it: a flag, the line of a file, a variable, a plugin. Defaults are left out."""
 
     def naming_sources(self) -> AbstractContextManager[None]:
         """Add to errors where each key that they name was set."""
-        return naming_sources(self.config, self.sources)
+        return naming_sources(self.assignments)
 
 
 @dataclass(frozen=True)
@@ -98,15 +102,13 @@ class Completed:
 def resolve(layers: Iterable[Layer], command: str, nproc: int | None, notes: Iterable[str]) -> Parsed:
     """Return the run of a command."""
     draft = settle(layers, command)
-    selected = select(draft)
-    completed = complete(draft, selected)
-    config = validate(completed)
-    sources = {key: assignment.source for key, assignment in draft.assignments.items()}
-    with naming_sources(config, sources):
-        config = check(config, completed.objective, selected)
-    options = completed.options
+    with naming_sources(draft.assignments):
+        selected = select(draft)
+        completed = complete(draft, selected)
+        config = check(validate(completed), completed.objective, selected)
+    notes = [*notes, *draft.notes]
     return Parsed(
-        config, options["backend"], options["objective"], [*notes, *draft.notes], nproc=nproc, sources=sources
+        config, completed.options["backend"], completed.objective, notes, nproc, assignments=draft.assignments
     )
 
 
@@ -118,6 +120,7 @@ def settle(layers: Iterable[Layer], command: str) -> Draft:
         settle_layer(layer)
     draft = merge(finished)
     settle_requests(draft)
+    _name_model(draft)
     _name_objective(draft, command)
     named = draft.get("objective.name")
     if named is not None and is_in_file("swift.objectives", named.value):
@@ -133,13 +136,12 @@ def settle(layers: Iterable[Layer], command: str) -> Draft:
 
 def select(draft: Draft) -> Selected:
     """Load the plugins that the draft names."""
-    exporter = _name(draft, "export.to")
     return Selected(
-        load_backend(_name(draft, "backend.name")),
-        load_objective(_name(draft, "objective.name")),
-        load_tuner(_name(draft, "tuner.kind")),
-        load_optimizer(_name(draft, "optim.name")),
-        None if exporter is None else load_exporter(exporter),
+        _load(draft, "backend.name", load_backend),
+        _load(draft, "objective.name", load_objective),
+        _load(draft, "tuner.kind", load_tuner),
+        _load(draft, "optim.name", load_optimizer),
+        None if _name(draft, "export.to") is None else _load(draft, "export.to", load_exporter),
     )
 
 
@@ -190,6 +192,11 @@ def check(config: Config, objective: Objective, selected: Selected) -> Config:
     check_capabilities(selected.backend.capabilities, config, objective.for_model(config.model))
     check_export(config)
     return config
+
+
+def _load(draft: Draft, key: str, loader: Callable[[str], LoadedPlugin]) -> LoadedPlugin:
+    with about(key):
+        return loader(_name(draft, key))
 
 
 def _name(draft: Draft, key: str) -> Any:
@@ -304,14 +311,24 @@ def _check_names(config: Config) -> None:
             f"logging.report_to cannot name {COPIES!r}: it copies checkpoints, and needs a URL.",
             hint="Type: --checkpoint.copy_to s3://bucket/runs",
         )
-    for name in config.observers:
-        find("swift.observers", name)
+    with about("logging.report_to"):
+        for name in config.observers:
+            find("swift.observers", name)
     if config.checkpoint.copy_to is not None:
-        check_protocol(
-            config.checkpoint.copy_to, error=ConfigError, hint="For example: --checkpoint.copy_to s3://bucket/runs"
-        )
-    if config.export.to is not None:
-        find("swift.exporters", config.export.to)
+        with about("checkpoint.copy_to"):
+            check_protocol(
+                config.checkpoint.copy_to, error=ConfigError, hint="For example: --checkpoint.copy_to s3://bucket/runs"
+            )
+
+
+def _name_model(draft: Draft) -> None:
+    """Replace a model that transformers does not load by the nearest: the run's header, folder and files name that."""
+    named = draft.get("model.path")
+    if named is None or Path(str(named.value)).exists() or (found := stand_in(str(named.value))) is None:
+        return
+    model, note = found
+    draft.replace("model.path", model, named.source)
+    draft.note(note)
 
 
 def _name_objective(draft: Draft, command: str) -> None:
@@ -330,13 +347,29 @@ def _name_objective(draft: Draft, command: str) -> None:
                 draft.note(f"The objective is {default}, the default; --rlhf_type selects another.")
         elif command != "train":
             find("swift.commands", command)
-    elif command != "train" and requested.value in objective_names():
-        trains = load_objective(requested.value).object.command
+    elif command != "train":
+        _check_command(requested, command)
+
+
+def _check_command(requested: Assignment, command: str) -> None:
+    """Raise `ConfigError` for an objective that the command does not train, or that is unknown."""
+    name = str(requested.value)
+    if name in objective_names():
+        trains = _command_that_trains(name)
         if trains not in (command, "train"):
             raise ConfigError(
-                f"swift {command} does not train the objective {quoted(requested.value)} ({requested.source}).",
-                hint=f"Type: swift {_command_of(requested.value, trains)}",
+                f"swift {command} does not train the objective {quoted(name)} ({requested.source}).",
+                hint=f"Type: swift {_command_of(name, trains)}",
             )
+    elif not is_in_file("swift.objectives", name):
+        trained = [
+            each for each in plugin_names("swift.objectives") if _command_that_trains(each) in (command, "train")
+        ]
+        raise unknown_value(requested.source, name, trained)
+
+
+def _command_that_trains(objective: str) -> str:
+    return str(load_objective(objective).object.command)
 
 
 def _command_of(objective: str, command: str) -> str:

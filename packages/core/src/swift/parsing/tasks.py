@@ -123,17 +123,17 @@ def check_labels(section: ModelSection) -> None:
             f"model.num_labels is {section.num_labels}, but a {task} model returns one number.",
             hint="Leave it out, or type --model.task seq_cls.",
         )
-    if section.num_labels is not None and task not in HEADED:
-        raise ConfigError(
-            f"model.num_labels needs a model with labels, and model.task is {task}.",
-            hint="Type --model.task seq_cls, or leave model.num_labels out.",
-        )
     for key in ("labels", "problem_type"):
         if getattr(section, key) and task != "seq_cls":
             raise ConfigError(
                 f"model.{key} needs model.task seq_cls, not {task}.",
                 hint=f"Type --model.task seq_cls, or leave model.{key} out.",
             )
+    if section.num_labels is not None and task not in HEADED:
+        raise ConfigError(
+            f"model.num_labels needs a model with labels, and model.task is {task}.",
+            hint="Type --model.task seq_cls, or leave model.num_labels out.",
+        )
     if len(set(section.labels)) != len(section.labels):
         raise ConfigError("model.labels has a duplicate.", hint="Give every label a different name.")
     if section.labels and section.num_labels not in (None, len(section.labels)):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from swift.plugins.load import load_engine as load_engine
     from swift.plugins.load import load_plugin as load_plugin
     from swift.plugins.objective import load_objective_of_run as load_objective_of_run
-    from swift.plugins.objective import make_objective as make_objective
     from swift.plugins.objective import make_objective_of_run as make_objective_of_run
 
 __getattr__ = lazy_names(
@@ -37,6 +36,6 @@ __getattr__ = lazy_names(
         "inference": "open_inference serve_model",
         "known": "CHECKPOINT_MARKS ENGINE ENGINE_TITLE TRANSFORMERS install_command",
         "load": "LoadedPlugin load_engine load_plugin",
-        "objective": "load_objective_of_run make_objective make_objective_of_run",
+        "objective": "load_objective_of_run make_objective_of_run",
     },
 )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift.errors import PluginError, SwiftError
+from swift.installation import pip_install
 from swift.plugins.entry import PluginEntry, normal_name, printable
 from swift.plugins.known import PACKAGES
 
@@ -128,7 +129,7 @@ def if_not_yours(entry: PluginEntry) -> str:
 
 def upgrade(entry: PluginEntry) -> str:
     """Return the command that upgrades a plugin and its dependencies."""
-    return f"pip install --upgrade {entry.distribution}"
+    return pip_install(entry.distribution, upgrade=True)
 
 
 def error_line(cause: BaseException) -> str:

@@ -17,8 +17,9 @@ import pluggy
 from swift.contracts import HOOK_API, Objective, Vocabulary
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import KIND_OF_HOOK, SPECS
+from swift.installation import pip_install
 from swift.plugins.blame import error_line, upgrade
-from swift.plugins.entry import PluginEntry
+from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.known import PACKAGES
 from swift.plugins.return_values import ABSENT, check_attributes, check_methods, described
 
@@ -60,7 +61,7 @@ def check_hook_api(entry: PluginEntry, plugin: Any, *, required: bool) -> tuple[
     newer = (major, minor) > HOOK_API
     raise PluginError(
         f"{entry} was written for hook API {major}.{minor}, but this core has {HOOK_API[0]}.{HOOK_API[1]}.",
-        hint=f"Run: {'pip install --upgrade swift-core' if newer else upgrade(entry)}",
+        hint=f"Run: {pip_install(CORE, upgrade=True) if newer else upgrade(entry)}",
     )
 
 

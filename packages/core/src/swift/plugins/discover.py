@@ -24,6 +24,7 @@ Names or distributions, comma separated, that may be loaded in addition to those
 """
 
 
+_SCRIPTS = "console_scripts"
 _NAME = re.compile(r"\w[\w.+-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)*)?\s*(\[.*\])?")
 """`package.module:attribute.of.it`, perhaps with extras."""
@@ -31,7 +32,7 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)
 
 def list_plugins(group: str | None = None) -> list[PluginEntry]:
     """All plugins installed (of one group), by kind and name. Reads metadata, imports nothing."""
-    listed = _listed(tuple((path, _changed(path)) for path in sys.path), _allow_list())
+    listed = _listed(_path(), _allow_list())
     return [entry for entry in listed if group in (None, entry.group)]
 
 
@@ -56,6 +57,15 @@ def objective_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*plugin_names("swift.objectives"), *KNOWN["swift.objectives"])))
 
 
+def conflicting_distributions() -> list[str]:
+    """Return other distributions that have a script of this name, or one that runs a module of `swift`.
+
+    Costs nothing, since entry points are read for plugins; `swift.installation.conflicts` reads what is installed.
+    """
+    found = {entry.distribution for entry in _installed(_path()) if entry.group == _SCRIPTS}
+    return sorted(found - {CORE})
+
+
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:
     """(group, name) → the allowed entries that share it, where there are several."""
     shared: dict[tuple[str, str], list[PluginEntry]] = {}
@@ -68,16 +78,17 @@ def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[Plu
 @lru_cache(maxsize=8)
 def _listed(path: tuple[tuple[str, int], ...], allow_list: frozenset[str] | None) -> tuple[PluginEntry, ...]:
     """Return all plugins, with those marked that may not be loaded."""
-    return tuple(replace(entry, allowed=_is_allowed(entry, allow_list)) for entry in _installed(path))
+    plugins = (entry for entry in _installed(path) if entry.group != _SCRIPTS)
+    return tuple(replace(entry, allowed=_is_allowed(entry, allow_list)) for entry in plugins)
 
 
 @lru_cache(maxsize=4)
 def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
-    """Return the plugins in the metadata of all distributions; read again when another one was installed."""
+    """Return the plugins of all distributions, and scripts that concern swift; read again after an installation."""
     points = _entry_points()
     return tuple(
         entry
-        for group in GROUPS
+        for group in (*GROUPS, _SCRIPTS)
         for entry in sorted(
             (_entry(point) for point in points if point.group == group and point.dist is not None),
             key=lambda entry: (entry.name, entry.distribution),
@@ -86,10 +97,10 @@ def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
 
 
 def _entry_points() -> Iterable[metadata.EntryPoint]:
-    """All of them; where one distribution's file cannot be read, those of all others."""
+    """Those of plugins and scripts; where one distribution's file cannot be read, those of all others."""
     try:
         installed = metadata.entry_points()
-        return [point for group in GROUPS for point in installed.select(group=group)]
+        points = [point for group in (*GROUPS, _SCRIPTS) for point in installed.select(group=group)]
     except Exception:  # the parser raises what the damaged file makes it raise
         found: dict[str, Iterable[metadata.EntryPoint]] = {}
         for distribution in metadata.distributions():
@@ -97,7 +108,17 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
                 name = normal_name(distribution.metadata["Name"])
                 if name not in found:  # what comes first on the path is what is imported
                     found[name] = distribution.entry_points
-        return [point for points in found.values() for point in points]
+        points = [point for of_one in found.values() for point in of_one]
+    return [
+        point
+        for point in points
+        if point.group != _SCRIPTS or point.name == "swift" or point.value.startswith("swift.")
+    ]
+
+
+def _path() -> tuple[tuple[str, int], ...]:
+    """Return where Python looks for distributions, and when each folder changed."""
+    return tuple((path, _changed(path)) for path in sys.path)
 
 
 def _changed(path: str) -> int:

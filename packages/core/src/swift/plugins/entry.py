@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from swift.installation import CORE as CORE
+
 GROUPS = (
     "swift.backends",
     "swift.exporters",
@@ -23,7 +25,6 @@ GROUPS = (
 )
 """Groups of entry points, in the order in which kinds of plugins are listed: the keys of `swift.plugins.kinds.KINDS`,
 which need more imports than finding plugins does."""
-CORE = "swift-core"
 _PINNED = re.compile(rf"{CORE}(==[\d.]+)")
 
 

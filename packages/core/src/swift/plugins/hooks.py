@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.contracts import Capabilities
+from swift.contracts import Capabilities, ProcessLayout
 from swift.errors import PluginError
 from swift.hookspecs import KIND_OF_HOOK, SPECS, BackendHooks, ExporterHooks, ObserverHooks
 from swift.plugins.blame import explained, failing
@@ -191,6 +191,11 @@ def call_alone(backend: LoadedPlugin, hook: str, *arguments: Any) -> Any:
 def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tuple[Any, str]]:
     """Return the values of core's keys that a backend's options imply: (value, its location)."""
     return call_alone(backend, "swift_core_settings", options) or {}
+
+
+def layout_of(backend: LoadedPlugin, config: Config, processes: int) -> ProcessLayout:
+    """Return how many processes each parallel dimension has; raise `UnsupportedLayout` where the sizes do not fit."""
+    return call_alone(backend, "swift_layout", config, processes) or ProcessLayout.of(config.parallel, processes)
 
 
 def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> Sequence[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from swift.installation import pip_install
+
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
@@ -95,7 +97,7 @@ REMARKS = {
 """(Requested backend, backend that has what it lacks) → what else the user should know."""
 
 
-def install_command(group: str, name: str) -> str | None:
+def install_command(group: str, name: str, *, upgrade: bool = False) -> str | None:
     """Return the command that installs a known plugin; None for a name that this project does not publish."""
     extra = KNOWN.get(group, {}).get(name)
-    return f'pip install "swift-core[{extra}]"' if extra else None
+    return pip_install(f"swift-core[{extra}]", upgrade=upgrade) if extra else None

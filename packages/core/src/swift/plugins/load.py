@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
 from swift.hookspecs import BackendHooks
+from swift.installation import pip_install, pip_uninstall
 from swift.plugins.blame import error_line, failing, interrupts, upgrade
 from swift.plugins.check import check_hook_api
 from swift.plugins.discover import ALLOW_LIST, allowed_plugins, list_plugins, plugin_names
@@ -153,7 +154,7 @@ def _check_core_requirement(entry: PluginEntry) -> None:
     if not SpecifierSet(entry.requires_core).contains(__version__, prereleases=True):
         raise PluginError(
             f"{entry} needs {CORE} {entry.requires_core}, but {__version__} is installed.",
-            hint=f'Run: pip install --upgrade "{CORE}{entry.requires_core}" {entry.distribution}',
+            hint=f"Run: {pip_install(f'{CORE}{entry.requires_core}', entry.distribution, upgrade=True)}",
         )
 
 
@@ -178,13 +179,12 @@ def _failed(entry: PluginEntry, what: str, cause: BaseException, hint: str) -> P
 
 
 def _fix_for_import(entry: PluginEntry, cause: BaseException) -> str:
-    known = install_command(entry.group, entry.name)
-    if known:
-        return known.replace("pip install", "pip install --upgrade")
+    if known := install_command(entry.group, entry.name, upgrade=True):
+        return known
     missing: str | None = getattr(cause, "name", None) if issubclass(type(cause), ModuleNotFoundError) else None
     own_package = entry.target.partition(":")[0].split(".")[0]
     if missing and missing.split(".")[0] == own_package:
-        return f"pip install --force-reinstall --no-deps {entry.distribution}"
+        return pip_install("--force-reinstall", "--no-deps", entry.distribution)
     return upgrade(entry)
 
 
@@ -205,7 +205,7 @@ def _ambiguous(rivals: list[PluginEntry]) -> PluginError:
         f"{rivals[0].kind} {rivals[0].name!r} is provided by {len(rivals)} distributions: "
         + ", ".join(f"{entry.distribution} {entry.version}" for entry in rivals)
         + ".",
-        hint=f"Uninstall one of them (pip uninstall {removable[0]}), or allow only the one that you want: "
+        hint=f"Uninstall one of them ({pip_uninstall(removable[0])}), or allow only the one that you want: "
         f"{ALLOW_LIST}={distributions[0] if CORE not in distributions else CORE}",
     )
 

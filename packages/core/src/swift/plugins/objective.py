@@ -22,36 +22,18 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from swift.config.sections import ModelSection
     from swift.data.batch import Batch, MicroBatch
     from swift.data.global_segments import GlobalSegments
 
 _VIEWS = tuple(field.name for field in fields(ModelView))
 
 
-def make_objective(
-    plugin: LoadedPlugin,
-    options: BaseModel,
-    tokenizer: Any = None,
-    *,
-    model: ModelSection | None = None,
-    config: Any = None,
-) -> Objective:
-    """Return the objective of a plugin, made with its options, and for a tokenizer and a model where they are known.
-
-    `config` is the model's configuration, which the objective may refuse.
-    """
+def make_objective(plugin: LoadedPlugin, options: BaseModel) -> Objective:
+    """Return the objective of a plugin, made with its options."""
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
-    objective = cast(Objective, CheckedObjective(plugin.entry, made))
-    if model is not None:
-        objective = objective.for_model(model)
-    if tokenizer is not None:
-        objective = objective.for_tokenizer(tokenizer)
-    if config is not None:
-        objective.check_config(config)
-    return objective
+    return cast(Objective, CheckedObjective(plugin.entry, made))
 
 
 def load_objective_of_run(section: Mapping[str, Any], say: Say = say_nothing) -> LoadedPlugin | None:
@@ -73,11 +55,8 @@ def load_objective_of_run(section: Mapping[str, Any], say: Say = say_nothing) ->
 def make_objective_of_run(plugin: LoadedPlugin, section: Mapping[str, Any]) -> Objective:
     """Return the objective with its stored options, without those that name code or that it does not know."""
     assert plugin.config_model is not None
-    known = {
-        name: section[name]
-        for name, field in plugin.config_model.model_fields.items()
-        if name in section and not any(isinstance(each, RunsCode) for each in field.metadata)
-    }
+    taken = plugin.config_model.model_fields.keys() - RunsCode.fields(plugin.config_model)
+    known = {name: value for name, value in section.items() if name in taken}
     with failing(plugin.entry, "its options"):
         options = plugin.config_model.model_validate(known)
     return make_objective(plugin, options)

@@ -9,6 +9,7 @@ from typing import Any
 from swift.contracts import RequestedRun
 from swift.contracts.planner import ChosenPlan, ExpectedMemory
 from swift.errors import PluginError, SwiftError, UsageError
+from swift.installation import pip_install
 from swift.plugins.blame import keep_traceback
 from swift.plugins.discover import ALLOW_LIST, allowed_plugins
 from swift.plugins.load import load
@@ -21,7 +22,7 @@ def choose(argv: Sequence[str], command: str, processes: int, machines: int) -> 
     """Return what the one installed planner chooses for a run."""
     entries = allowed_plugins(_GROUP)
     if not entries:
-        raise UsageError("No planner is installed.", hint='Run: pip install "swift-core[plan]"')
+        raise UsageError("No planner is installed.", hint=f"Run: {pip_install('swift-core[plan]')}")
     if len(entries) > 1:
         raise PluginError(
             f"Several planners are installed: {', '.join(map(str, entries))}.",

@@ -57,7 +57,8 @@ def current_world(environment: Mapping[str, str] = os.environ) -> World:
             hint="Set it, or train in one process: unset RANK WORLD_SIZE",
         )
     _check_rank(rank, size)
-    return World(rank=rank, local_rank=_number(environment, "LOCAL_RANK", 0), size=size)
+    machines = -(-size // min(size, processes_here(environment, size)))
+    return World(rank=rank, local_rank=_number(environment, "LOCAL_RANK", 0), size=size, machines=machines)
 
 
 def rank_or_zero(environment: Mapping[str, str] = os.environ) -> int:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from swift.errors import SwiftError
+from swift.installation import pip_install
 from swift.untrusted import shown
 
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "az": "adlfs", "abfs": "adlfs"}
@@ -46,7 +47,7 @@ def open_url(url: str, *, error: type[SwiftError]) -> tuple[Any, str]:
         system, path = url_to_fs(url)
     except ImportError:
         package = PROTOCOLS[protocol_of(url)]
-        raise error(f"'{shown(url)}' needs the package {package}.", hint=f"Run: pip install {package}") from None
+        raise error(f"'{shown(url)}' needs the package {package}.", hint=f"Run: {pip_install(package)}") from None
     except Exception as problem:  # every file system raises what it likes
         raise unreachable(url, problem, error=error) from None
     return system, str(path)

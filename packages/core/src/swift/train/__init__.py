@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from swift.train.run_folder import CONFIG_FILE as CONFIG_FILE
     from swift.train.run_folder import LOCK_FILE as LOCK_FILE
     from swift.train.run_folder import REPORT_FILE as REPORT_FILE
-    from swift.train.run_folder import resolved_config as resolved_config
     from swift.train.time_breakdown import measured_at_any_cost as measured_at_any_cost
 
 __getattr__ = lazy_names(
@@ -24,7 +23,7 @@ __getattr__ = lazy_names(
         "job": "Job",
         "loop": "Loop train",
         "prepare": "open_job",
-        "run_folder": "ARGS_FILE CONFIG_FILE LOCK_FILE REPORT_FILE resolved_config",
+        "run_folder": "ARGS_FILE CONFIG_FILE LOCK_FILE REPORT_FILE",
         "time_breakdown": "measured_at_any_cost",
     },
 )

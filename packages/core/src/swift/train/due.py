@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING
+
+FEWEST_STEPS = 50
+"""Steps between saves where nobody sets an interval: epochs of small data sets are saved together."""
 
 if TYPE_CHECKING:
     from swift.contracts import StepRecord
@@ -53,14 +57,16 @@ class Due:
             return False
         if checkpoint.save_strategy == "best":
             return record.evaluation is not None and self._job.best.step == record.step
-        return self._every(record.step, checkpoint.save_steps)
+        return self._every(record.step, checkpoint.save_steps, 1 if checkpoint.save_strategy else FEWEST_STEPS)
 
     def _is_last(self, step: int) -> bool:
         return step == self._job.run.total_steps
 
-    def _every(self, step: int, interval: float | None) -> bool:
-        """Return whether the interval is over; without one it is an epoch."""
+    def _every(self, step: int, interval: float | None, fewest: int = 1) -> bool:
+        """Return whether the interval is over; without one, as many epochs as have the fewest steps."""
         if interval is not None:
             return step % interval == 0
         schedule = self._job.batch_schedule
-        return schedule.steps_per_epoch is not None and schedule.epoch_at(step).is_integer()
+        if schedule.steps_per_epoch is None:
+            return False
+        return schedule.epoch_at(step) % ceil(fewest / schedule.steps_per_epoch) == 0

@@ -25,6 +25,7 @@ from swift.train.failures import check_folder, failure_of, folder_is_gone, not_f
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
 from swift.train.prepare import open_job
+from swift.train.recomputation import recomputation_note
 from swift.train.saving import CheckpointSaver
 from swift.train.sums import NonFiniteStep
 from swift.train.time_breakdown import StepMeter
@@ -109,6 +110,8 @@ class Loop:
             stack.callback(self.saver.wait)
             if job.is_main:
                 job.hooks.swift_run_start(job.run)
+                if (note := recomputation_note(job)) is not None:
+                    job.run.say(note)
             try:
                 yield from self._each_step()
                 self.saver.wait()

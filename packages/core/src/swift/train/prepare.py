@@ -30,6 +30,7 @@ from swift.contracts import (
 )
 from swift.data.pipeline import PreparedData, media_kinds
 from swift.data.store import ReferencedSamples, hash_of
+from swift.errors import about
 from swift.models.heads import exported
 from swift.models.low_bit import adapters_as_trained, as_trained
 from swift.models.media import ProcessorReader
@@ -41,12 +42,11 @@ from swift.parsing.tasks import CAUSAL_LM
 from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
-from swift.plugins.load import load_backend, load_objective, observers_of
-from swift.plugins.objective import make_objective
+from swift.plugins.load import load_backend, observers_of
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
-from swift.terminal import print_line, say_nothing, waiting
+from swift.terminal import print_line, relative, say_nothing, waiting
 from swift.train.arithmetic import arithmetic
 from swift.train.best import BestSoFar, settle_best
 from swift.train.cadence import settle_intervals
@@ -181,7 +181,7 @@ def _opened(
             setup = Setup(parsed, opened, hooks, comms, start, watchdog, at_end)
             job = _prepare(setup, roles, rows, validation_rows)
             check_evaluation(job)
-            describe_run(job, parsed, start)
+            describe_run(job, start)
             began = True
             yield job
     finally:
@@ -241,7 +241,7 @@ def settle_start(setup: Setup) -> Setup:
 def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
     """Open the files of the model and of other models of the run, and make the objective for them."""
     run, hooks = setup.run, setup.hooks
-    with waiting(f"Opening {run.config.model.path}"):
+    with waiting(f"Opening {run.config.model.path}"), about("model.path"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     hooks.swift_check_model(run, source.config)
     if extra := source.extra_names():
@@ -254,13 +254,8 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
     config = config.model_copy(update={"model": config.model.model_copy(update={"pooling": source.pooling})})
     run = replace(run, config=config)
-    objective = make_objective(
-        load_objective(config.objective.name),
-        setup.parsed.objective_options,
-        source.tokenizer,
-        model=config.model,
-        config=source.config,
-    )
+    objective = setup.parsed.objective.for_model(config.model).for_tokenizer(source.tokenizer)
+    objective.check_config(source.config)
     requested = fitting_roles(objective.roles(config), hooks.capabilities.roles)
     roles = (*added, *requested)
     check_roles(roles, hooks, config)
@@ -294,7 +289,7 @@ def open_training_data(
     check_encoder(run.config, source, has_media=reader is not None)
     check_positions(run, source.config, data)
     objective = objective.for_training_set(None if data.train is None else data.train.samples, run.say)
-    mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
+    mode = reference_mode(objective, getattr(run.config.objective, "reference", "auto"), run.config)
     return OpenedData(data, objective, reader, mode, SampleSets.of(data, mode))
 
 
@@ -348,7 +343,9 @@ def load(opened: OpenedModel, data: OpenedData, scheduled: ScheduledRun) -> Job:
         roles=roles,
     )
     if start.folder is not None:
-        run.say(f"Resuming the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
+        run.say(
+            f"Resuming the run in {relative(start.folder)}, on {run.world.size} process{'es' * (run.world.size > 1)}."
+        )
     if start.checkpoint is not None:
         resume(job, start.checkpoint, again=start.folder is not None)
     return job

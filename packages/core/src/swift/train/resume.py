@@ -17,6 +17,7 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.load import load_optimizer
 from swift.processes.comms import Comms
 from swift.processes.group import elastic_launcher
+from swift.terminal import relative
 from swift.train.run_folder import (
     ARGS_FILE,
     RunClaim,
@@ -33,7 +34,6 @@ from swift.train.scheduling import restore_schedule
 
 if TYPE_CHECKING:
     from swift.contracts import OpenedRun
-    from swift.parsing import Parsed
     from swift.train.job import Job
 
 PATIENCE = 120.0
@@ -161,7 +161,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
     restore_schedule(job.batch_schedule, progress)
     job.resumed_from = folder
     before = checkpoint.manifest["schedule"].get("total_steps")
-    job.run.say(f"Resuming from {folder} at step {step} of {job.run.total_steps}.")
+    job.run.say(f"Resuming from {relative(folder)} at step {step} of {job.run.total_steps}.")
     if before not in (None, job.run.total_steps):  # an imported checkpoint may not know
         job.run.say(f"The run was planned for {before} steps and now for {job.run.total_steps}: its schedule changes.")
     if step >= job.run.total_steps and not again:
@@ -194,7 +194,7 @@ def claim_folder(run: OpenedRun, comms: Comms, start: StartPoint) -> tuple[Path,
     return comms.broadcast(claim and claim.folder) or run.folder, claim
 
 
-def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
+def describe_run(job: Job, start: StartPoint) -> None:
     """Write into the run's folder what it is, before its first step."""
     if not job.is_main:
         return
@@ -202,8 +202,6 @@ def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
     write_run_files(
         run.folder,
         run.config,
-        parsed.backend_options,
-        parsed.objective_options,
         run.plugins,
         {
             "versions": job.manifest.versions,
@@ -233,7 +231,7 @@ def _own_folder(run: OpenedRun, checkpoint: Path) -> Path | None:
         return None
     step = facts_of(checkpoint).step
     if any(saved > step for saved in whole_checkpoints(own)):
-        run.say(f"{own} holds later checkpoints, which stay as they are: this run gets a folder of its own.")
+        run.say(f"{relative(own)} holds later checkpoints, which stay as they are: this run gets a folder of its own.")
         return None
     return own if (own / ARGS_FILE).is_file() else None
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
 from swift.config.sections import Config
 from swift.errors import CheckpointError, ConfigError
@@ -173,17 +172,6 @@ def _lock(folder: Path) -> RunLock:
     return RunLock(descriptor)
 
 
-def resolved_config(
-    config: Config, backend_options: BaseModel | None = None, objective_options: BaseModel | None = None
-) -> dict[str, Any]:
-    """Return the configuration with the plugins' own options filled in, as plain values that YAML and JSON hold."""
-    sections = config.model_dump(mode="json")
-    for section, options in (("backend", backend_options), ("objective", objective_options)):
-        if options is not None:
-            sections[section] |= options.model_dump(mode="json")
-    return sections
-
-
 def check_run_files(folder: Path) -> None:
     """Refuse a folder in which something else than a file has the name of one that a run writes or goes on with."""
     for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", REPORT_FILE, "samples.json", "val_dataset.jsonl"):
@@ -191,20 +179,13 @@ def check_run_files(folder: Path) -> None:
             check_regular(folder / name, ConfigError)
 
 
-def write_run_files(
-    folder: Path,
-    config: Config,
-    backend_options: BaseModel | None,
-    objective_options: BaseModel | None,
-    plugins: Mapping[str, str],
-    environment: Mapping[str, Any],
-) -> None:
+def write_run_files(folder: Path, config: Config, plugins: Mapping[str, str], environment: Mapping[str, Any]) -> None:
     """Write `config.yaml`, which `--config` reads back, and `args.json`, which tells other commands what was trained.
 
     `args.json` is flat: `model.path`, `tuner.kind`, `backend.name`, ... as in the flags' names, and next to them
     `swift_version`, `plugins` and `environment`.
     """
-    sections = resolved_config(config, backend_options, objective_options)
+    sections = config.model_dump(mode="json")
     heading = f"# Written by swift {__version__}. The same run again: swift train --config {CONFIG_FILE}\n"
     body = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
     replace_file(folder / CONFIG_FILE, heading + body)

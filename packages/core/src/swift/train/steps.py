@@ -95,7 +95,7 @@ def accumulate(
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:
-    """Seed what dropout on a device is drawn from."""
+    """Seed the generator of dropout on a device."""
     if device.type == "cpu":
         # torch.manual_seed writes down the stack for every kind of device that is not there, each time.
         torch.default_generator.manual_seed(seed)
@@ -169,9 +169,9 @@ def score(
     all_reduce: AllReduce | None,
     passes: int = 0,
 ) -> ForwardResult:
-    """Compute views and sums, without the adapters of `model` where the objective says so.
+    """Compute views and sums, without the adapters of `model` where the objective declares `adapters_off`.
 
-    There is dropout where `batch.dropout` says so: that of `accumulate` on the same batch.
+    With `batch.dropout` there is dropout: that of `accumulate` on the same batch.
     """
     view.train(batch.dropout)
     sums = GlobalSums(arithmetic.device)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
+from swift.models import folder_of
 from swift.plugins import TRANSFORMERS
 from swift.terminal import IMPORTS, print_note, waiting
 from swift_infer.options import (
@@ -34,6 +35,8 @@ def check_model(command: str, options: ModelOptions) -> None:
         raise UsageError(
             f"swift {command} needs a model.", hint=f"For example: swift {command} output/my-model/v0-20260101-120000"
         )
+    if options.model is not None and not is_address(options.engine):
+        folder_of(options.model)  # refuse a path that does not exist before anything is imported
     if options.engine == TRANSFORMERS:
         check_transformers_options(options.engine_options)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import PluginError, UsageError
+from swift.installation import pip_install
 
 _QUESTION = """
 import importlib.util, json, sys
@@ -44,7 +45,9 @@ class ServerLibrary:
     distributions: tuple[str, ...]
     """What may have brought it; only one of them can be installed, as they are the same module."""
     install: str
-    """What installs it next to swift, as words after `pip install`."""
+    """The requirement that installs it next to swift."""
+    remark: str
+    """What else to know about that, as the end of a sentence."""
     plugins: str = ""
     """Group of entry points through which others add to it, if it has one."""
 
@@ -71,9 +74,8 @@ def find_interpreter(library: ServerLibrary, python: Path | None) -> Interpreter
     facts = _ask(path, library)
     if facts["distribution"] is None or facts["folder"] is None:
         where = "" if python is None else f" in the environment of {path}"
-        command = (
-            f"pip install {library.install}" if python is None else f"{path} -m pip install {library.distributions[0]}"
-        )
+        own = f"{pip_install(library.install)}{library.remark}"
+        command = own if python is None else f"{path} -m pip install {library.distributions[0]}"
         raise PluginError(f"{library.title} is not installed{where}.", hint=f"Type: {command}")
     return Interpreter(path, facts["distribution"], facts["version"], Path(facts["folder"]), tuple(facts["plugins"]))
 

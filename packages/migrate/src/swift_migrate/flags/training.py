@@ -118,7 +118,7 @@ OPTIMIZER: Rows = {
     ),
     ("optimizer_args",): Refused(
         "optimizer options are separate flags.",
-        "For AdamW type --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8. All flags: swift sft --help",
+        "For AdamW type --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8. All flags: swift sft --help all",
     ),
     ("embedding_lr", "embedding_learning_rate", "embedding_lr_scale"): Refused(
         "embeddings have no separate learning rate.", "Type --learning_rate LR, and with LoRA --lorap_lr_ratio 16"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.contracts import BatchSchedule
+from swift.contracts import SECONDS_GENERATING, BatchSchedule
 from swift.data.schedules import shuffler
 from swift.errors import ConfigError
 from swift_rl.distill.teacher import Teacher
@@ -166,7 +166,7 @@ class TaughtRounds(Rounds):
             "on_policy": float(by_student),
             "completion_length": float(np.mean(lengths)),
             "truncated": float(np.mean([completion.finish_reason == "length" for completion in made.completions])),
-            "seconds_generating": time.monotonic() - begun,
+            SECONDS_GENERATING: time.monotonic() - begun,
         }
         return _samples(made.prompts, made.completions), facts
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from swift.installation import pip_install
 from swift_rl.environments.ms_swift import ENVS, SCHEDULERS, GymEnv, TurnScheduler
 from swift_rl.rewards.ms_swift import MathAccuracy
 
@@ -167,7 +168,7 @@ class OpenEnvClient:
         try:
             client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
         except ImportError as error:
-            raise RuntimeError("openenv_scheduler needs OpenEnv's client: pip install openenv") from error
+            raise RuntimeError(f"openenv_scheduler needs OpenEnv's client: {pip_install('openenv')}") from error
         self._reset_with = dict(env_config.get("reset_kwargs") or {})
         self._client = client(base_url=env_config.get("base_url", "http://localhost:8000")).sync()
         self._client.__enter__()

@@ -12,6 +12,7 @@ from pydantic import Field
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
+from swift.installation import pip_install
 from swift_rl.rewards.base import CompletionReward, final_answer
 
 _THINK_TAGS = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
@@ -50,7 +51,7 @@ class JsonSchemaReward(CompletionReward):
         if importlib.util.find_spec("jsonschema") is None:
             raise ConfigError(
                 "The reward 'json_schema' needs jsonschema, which is not installed.",
-                hint='Run: pip install "swift-rl[schema]"',
+                hint=f"Run: {pip_install('swift-rl[schema]')}",
             )
         self._schema = options.json_schema
         self.wants = () if self._schema is not None else ("schema",)

@@ -8,6 +8,7 @@ from typing import Any
 
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
+from swift.installation import pip_install
 from swift_rl.rewards.base import CompletionReward, solutions_of, tagged_answer
 
 
@@ -24,7 +25,7 @@ class AccuracyReward(CompletionReward):
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "The rewards 'accuracy' and 'cosine' need math-verify, which is not installed.",
-                hint='Run: pip install "swift-rl[math]"; or use --reward_funcs number or exact_match',
+                hint=f"Run: {pip_install('swift-rl[math]')}   or use --reward_funcs number or exact_match",
             )
 
     def score_one(self, item: RewardItem) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from swift.contracts import SECONDS_GENERATING
 from swift.errors import ConfigError
 from swift.files import replace_file
 from swift_rl.audit import page_of
@@ -187,7 +188,7 @@ class RolloutSchedule(Rounds, Generic[Options]):
         self._prefetch(number, version)
         sampled = time.monotonic()
         self._fill(made, version)
-        made.facts |= {"seconds_generating": sampled - begun, "seconds_scoring": time.monotonic() - sampled}
+        made.facts |= {SECONDS_GENERATING: sampled - begun, "seconds_scoring": time.monotonic() - sampled}
         on_main(self._context, lambda: self._keep(made))
         self._health.look(made)
         return made

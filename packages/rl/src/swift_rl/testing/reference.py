@@ -117,7 +117,7 @@ def _values(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
 def _with_value_head(model: Any, recipe: Recipe) -> None:
     assert recipe.head_start is not None
     model.value_head = torch.nn.Linear(model.config.hidden_size, 1, bias=False)
-    model.value_head.weight.data.copy_(recipe.head_start((1, model.config.hidden_size)))
+    model.value_head.weight.data.copy_(recipe.head_start("score.weight", (1, model.config.hidden_size)))
 
 
 def _both(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:

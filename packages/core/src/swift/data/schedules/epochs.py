@@ -22,6 +22,7 @@ from swift.data.schedules.layout import BatchLayout, BatchMaker, WeighsRows, pac
 from swift.data.schedules.permutation import KeyedPermutation
 from swift.data.store import Facts, SampleSet
 from swift.errors import CheckpointError
+from swift.installation import pip_install
 
 Indices = tuple[int, ...]
 """A row as indices of samples: one, or a pack."""
@@ -72,7 +73,7 @@ class EpochSchedule(BatchSchedule):
         if kind not in (None, _KEYED):
             raise CheckpointError(
                 f"The samples of this run come in an order that this swift does not know: {kind!r}.",
-                hint="Type: pip install --upgrade swift-core",
+                hint=f"Type: {pip_install('swift-core', upgrade=True)}",
             )
         self._order.keyed = self._order.keyed and kind == _KEYED
         self._order.rows.cache_clear()

@@ -7,6 +7,7 @@ from typing import Any
 
 from swift.data.sources.rows import ListRows, RowData, Source, as_row, first_line
 from swift.errors import DataError
+from swift.installation import pip_install
 
 
 def read_hub(source: Source) -> ListRows:
@@ -44,7 +45,7 @@ def _load_modelscope(source: Source) -> Any:
         lacking = (error.name or "modelscope").partition(".")[0]
         raise DataError(
             f"{source.text!r} is on ModelScope, and the package {lacking} is not installed.",
-            hint='pip install "modelscope[datasets]", or take it from the Hugging Face hub with hf::',
+            hint=f"Type: {pip_install('modelscope[datasets]')}   or take it from the Hugging Face hub with hf::",
         ) from error
     try:
         loaded = MsDataset.load(source.location, subset_name=source.subset or "default", split=source.split)

@@ -26,8 +26,10 @@ from swift.export.verify.seeing import compare_perceived
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
 from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.classes import auto_class, is_encoder
+from swift.models.files import SafetensorsFolder
 from swift.models.heads import class_of_task, loads_in_transformers
 from swift.models.quiet import without_bitsandbytes
+from swift.models.source import HfSource, reordered_in
 from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 
 BIT_FOR_BIT = "bit for bit"
@@ -122,19 +124,30 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _compare_weights(folder: Path, expected: Mapping[str, str], source: ModelSource) -> None:
     left, extra = dict(expected), set(source.extra_names())
+    reordered = set()
+    if not is_adapter(folder) and isinstance(source, HfSource):
+        files, groups = SafetensorsFolder(folder), reordered_in(source)
+        reordered = {name for group in groups for name in group.tensors}
+        for name in (name for group in groups for name in group.parameters):
+            if _digest(source.read_from(files, name)) != left.pop(name):
+                raise _other_values(folder, name)
     for path in _weight_files(folder):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
+            for name in sorted({*file.keys()} - reordered):
                 original = _digest(source.read(name)) if name in extra else left.pop(name, None)
                 if original is None:
                     raise ExportError(f"The export in {folder} has a weight that was not trained: {name}.")
                 if _digest(file.get_tensor(name)) != original:
-                    raise ExportError(
-                        f"The export in {folder} differs from the training state: {name} has other values.",
-                        hint="Export again; if it happens twice, the disk or the exporter alters data.",
-                    )
+                    raise _other_values(folder, name)
     if left:
         raise ExportError(f"The export in {folder} lacks {len(left)} weights, the first is {next(iter(left))}.")
+
+
+def _other_values(folder: Path, name: str) -> ExportError:
+    return ExportError(
+        f"The export in {folder} differs from the training state: {name} has other values.",
+        hint="Export again; if it happens twice, the disk or the exporter alters data.",
+    )
 
 
 def reload(folder: Path, source: ModelSource) -> torch.nn.Module:

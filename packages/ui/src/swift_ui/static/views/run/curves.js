@@ -8,8 +8,10 @@ const TIME_PARTS = [
   ["compute_fraction", "compute", "compute"],
   ["communication_fraction", "communication", "communication"],
   ["optimizer_fraction", "optimizer", "optimizer"],
-  ["data_fraction", "waiting for data", "waiting"],
+  ["data_fraction", "", "waiting"],
 ];
+// Runs that generate what they learn from wait for that.
+const waitingLabel = (data) => `waiting for ${data.series.seconds_generating ? "completions" : "data"}`;
 const FIRST = ["completion_length", "reward", "loss"];
 
 const pointsOf = (data, name) => {
@@ -27,7 +29,9 @@ export const chartsOf = (run, data) => {
   const parts = TIME_PARTS.filter(([name]) => data.series[name]?.[0].length);
   if (parts.length > 1) charts.splice(1, 0, {
     metric: "time_breakdown", title: "Time breakdown of a step", stacked: true,
-    series: parts.map(([name, label, kind]) => ({ name, label, kind, ...pointsOf(data, name) })),
+    series: parts.map(([name, label, kind]) => ({
+      name, label: label || waitingLabel(data), kind, ...pointsOf(data, name),
+    })),
   });
   const planned = run.plan?.predicted?.peak_bytes;
   const memory = charts.find((chart) => chart.metric === MEMORY);

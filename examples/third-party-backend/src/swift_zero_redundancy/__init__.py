@@ -1,1 +1,0 @@
-"""A backend for swift: data parallel, with the optimizer's state dealt out over the processes."""

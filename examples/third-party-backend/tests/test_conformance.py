@@ -1,8 +1,0 @@
-"""Whether the backend is right: the conformance kit, on two and on four processes."""
-
-from swift_testing import BackendConformance, Layout
-
-
-class TestZeroRedundancy(BackendConformance):
-    backend = "zero-redundancy"
-    layouts = (Layout(2, {"dp_replicate": 2}), Layout(4, {"dp_replicate": 4}))

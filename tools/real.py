@@ -1,0 +1,173 @@
+"""Run recipes on pretrained models, and write docs/recipes: `make real`, or `python tools/real.py embedding`.
+
+Each recipe runs in a new folder under `build/real`. What it measured goes to `docs/recipes/results.json`, from which
+the pages are written, here and by `make docs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from real_recipes import ENCODER, LANGUAGE_MODEL, RECIPES, RUN, Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "recipes"
+RESULTS = PAGES / "results.json"
+
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+
+
+class ChangedRecipe(Exception):
+    """Results of other commands than those of the recipe."""
+
+
+def main(names: list[str]) -> None:
+    """Run the recipes of these names, or all of them, and write their pages."""
+    PAGES.mkdir(exist_ok=True)
+    for name in names or RECIPES:
+        results = read_results()
+        results[name] = measured(RECIPES[name], ROOT / "build" / "real" / name)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        for page, text in recipe_pages().items():
+            (PAGES / page).write_text(text)
+        print(f"{name}: {results[name]['before']:.3g} before, {results[name]['after']:.3g} after")
+
+
+def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Run a recipe in a new folder; return what it measured."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "model").symlink_to(model_folder(recipe.model))
+    files = recipe.rows()
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [run(command, folder) for command in recipe.commands]
+    before, after = recipe.score(folder)
+    log = folder / RUN / "logging.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    versions = {name: version(name) for name in ("swift-core", "torch", "transformers")}
+    return {
+        "rows": {name: json.dumps(rows[0])[:300] for name, rows in files.items()},
+        "commands": steps,
+        "loss": [[line["step"], line["loss"]] for line in lines if "loss" in line],
+        "before": before,
+        "after": after,
+        "cores": os.cpu_count(),
+        "versions": versions,
+    }
+
+
+def run(command: str, folder: Path) -> dict[str, Any]:
+    """Run a command as printed, with the local copy of its model; return its time and peak memory."""
+    local = command.replace(LANGUAGE_MODEL, "model").replace(ENCODER, "model")
+    print(f"$ {local}", flush=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    started = time.monotonic()
+    process = subprocess.Popen(shlex.split(local), cwd=folder, env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"})
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {local}")
+    return {
+        "command": command,
+        "seconds": round(time.monotonic() - started),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime),
+        "peak_gib": round(usage.ru_maxrss / 2**20, 2),
+    }
+
+
+def model_folder(model: str) -> Path:
+    """Return the folder of a pretrained model that `make setup` installed."""
+    from real_model import ENCODER as ARCHIVE  # type: ignore[import-not-found]
+    from real_model import REAL, real_model
+
+    folder: Path = real_model() if model == LANGUAGE_MODEL else REAL / "encoder"
+    if not folder.is_dir():
+        with ZipFile(ARCHIVE) as archive:
+            archive.extractall(folder)
+    return folder
+
+
+def read_results() -> dict[str, Any]:
+    """Return what was measured, by recipe."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    return results
+
+
+def recipe_pages() -> dict[str, str]:
+    """Return the page of each recipe that was run, and their index; refuse results of other commands."""
+    results = {name: each for name, each in read_results().items() if name in RECIPES}
+    pages = {f"{name}.md": recipe_page(RECIPES[name], result) for name, result in results.items()}
+    rows = ["| recipe | model | score | before | after | CPU time | peak memory |", "|---|---|---|---:|---:|---:|---:|"]
+    for name, result in results.items():
+        recipe, steps = RECIPES[name], result["commands"]
+        if tuple(step["command"] for step in steps) != recipe.commands:
+            raise ChangedRecipe(f"the recipe {name} has changed since its results. Run: python tools/real.py {name}")
+        seconds, peak = sum(step["cpu_seconds"] for step in steps), max(step["peak_gib"] for step in steps)
+        rows.append(
+            f"| [{recipe.title}]({name}.md) | {recipe.model.partition('/')[2]} | {recipe.measure} | "
+            f"{result['before']:.3g} | {result['after']:.3g} | {seconds} s | {peak:.1f} GiB |"
+        )
+    text = [
+        "# Recipes with results",
+        MADE,
+        "Each recipe was run on a pretrained model, on CPU cores alone. The commands are complete: type them with your "
+        "own data. `make real` runs all recipes, and `python tools/real.py NAME` one of them.",
+        "\n".join(rows),
+    ]
+    return {**pages, "README.md": "\n\n".join(text) + "\n"}
+
+
+MADE = "<!-- Written by `make real`, from tools/real_recipes.py and results.json. Do not edit. -->"
+
+
+def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
+    """Return the page of a recipe: model, data, commands, time, memory, losses and score."""
+    files = [f"`{name}.jsonl`: `{row}`" for name, row in result["rows"].items()]
+    times = [
+        f"| `{' '.join(shlex.split(step['command'])[:2])}` | {step['seconds']} s | {step['cpu_seconds']} s | "
+        f"{step['peak_gib']:.1f} GiB |"
+        for step in result["commands"]
+    ]
+    losses = result["loss"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    curve = [
+        f"| step | {' | '.join(str(step) for step, _ in losses)} |",
+        f"|---|{'---:|' * len(losses)}",
+        f"| loss | {' | '.join(f'{loss:.4g}' for _, loss in losses)} |",
+    ]
+    parts = [
+        f"# {recipe.title}",
+        MADE,
+        "\n".join(["```console", *map(_wrapped, recipe.commands), "```"]),
+        f"**Score**: {recipe.measure}: **{result['before']:.3g}** before, **{result['after']:.3g}** after.",
+        f"**Model**: `{recipe.model}`",
+        f"**Data**: {recipe.data} The first row of each file:",
+        "\n".join(f"- {each}" for each in files),
+        *(["## Training loss", "\n".join(curve)] if losses else []),
+        "## Time and memory",
+        "\n".join(["| command | wall clock | CPU time | peak memory |", "|---|---:|---:|---:|", *times]),
+        f"Measured on {result['cores']} CPU cores that other work shared: compare the CPU time. Versions: {versions}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(command: str) -> str:
+    """Return a command as typed, on lines that a page has room for."""
+    lines = textwrap.wrap(f"$ {command}", 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
