@@ -96,8 +96,8 @@ class StagesOf:
         mixed = count.layer(with_experts=True) if experts else (0.0, 0.0)
         routed = count.experts() if experts else (0.0, 0.0)
         embedding, head = ends
-        end = count.end((embedding + head) * shape.embedding + (embedding * shape.positions + head) * shape.hidden)
-        end = tuple(each / (layout.tp if self._cuts_vocabulary else 1) for each in end)
+        whole = count.end((embedding + head) * shape.embedding + (embedding * shape.positions + head) * shape.hidden)
+        end = [each / (layout.tp if self._cuts_vocabulary else 1) for each in whole]
         experts_cut = layout.ep * (layout.tp if self._cuts_experts else layout.etp)
         dealt = [experts * each / experts_cut for each in routed]
         trained, frozen = (

@@ -8,7 +8,6 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from swift.config.sections import ModelSection
 from swift.contracts import HOST, LocalWeights, ModelRole
 from swift.planning import CAUSAL_LM, EngineModel, PlannedBackend, RoundWork, row_bytes, rows_at_once
 from swift_plan.cluster import Cluster
@@ -52,20 +51,19 @@ class OtherMemory:
 
     def _role(self, role: ModelRole) -> _Role:
         backend = self._backend.of_role(role)
-        shape = replace(self._shape(role.model), unembeds=role.model.task == CAUSAL_LM)
+        shape = replace(self._shape(role.model.path, role.model.task), unembeds=role.model.task == CAUSAL_LM)
         own = Workload.of(backend, processes=self._cluster.devices, on_cpu=self._workload.on_cpu)
         adapted = own.adapted and role.trained
         workload = replace(self._workload, quantize=own.quantize, adapted=adapted, drops=own.drops)
         length = shape.active_parameters / self._policy.active_parameters
         return _Role(role, backend, shape, workload, StagesOf(backend, shape, workload), length)
 
-    def _shape(self, section: ModelSection) -> ModelShape:
+    def _shape(self, model: str | None, task: str = CAUSAL_LM) -> ModelShape:
         """Return the sizes of a model that is named; the policy's where it is the same, or cannot be looked at."""
-        model = section.path
         if model is None or model == self._policy.name:
             return self._policy
         if model not in self._shapes:
-            self._shapes[model] = shape_of(config_of(model, section.task), model, section.task)
+            self._shapes[model] = shape_of(config_of(model, task), model, task)
         return self._shapes[model]
 
     def under(
