@@ -39,7 +39,8 @@ ASSETS = Path(__file__).resolve().parent / "site"
 PARTS = ("tutorial", "how-to", "plugins", "reference", "explanation", "zh")
 TITLES = {"how-to": "How to", "plugins": "Write plugins", "zh": "中文"}
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+_FILE_NAME = re.compile(r"^(```\w+) \S+$", re.MULTILINE)
 _REMOTE = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""")
 SETTINGS: dict[str, Any] = {
     "site_name": "swift",
@@ -129,7 +130,12 @@ def _with_inner_links(page: Path, outside: set[Path]) -> str:
             inner = PAGES / OUTSIDE / file.relative_to(ROOT)
         return f"[{found['text']}]({os.path.relpath(inner, page.parent)}{found['anchor'] or ''})"
 
-    return _LINK.sub(moved, page.read_text(encoding="utf-8"))
+    return _LINK.sub(moved, _without_file_names(page))
+
+
+def _without_file_names(page: Path) -> str:
+    """Return a page whose blocks of code name only their language: MkDocs does not see `python FILE` as a block."""
+    return _FILE_NAME.sub(r"\1", page.read_text(encoding="utf-8"))
 
 
 def _bring(files: set[Path]) -> None:
@@ -140,7 +146,8 @@ def _bring(files: set[Path]) -> None:
         copy = PAGES / OUTSIDE / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".md":  # its own links lead through the repository, which the site has not
-            copy.write_text(_LINK.sub(lambda found: found["text"], file.read_text(encoding="utf-8")))
+            text = _IMAGE.sub("", _without_file_names(file))
+            copy.write_text(_LINK.sub(lambda found: found["text"], text))
         else:
             shutil.copy(file, copy)
 

@@ -24,7 +24,7 @@ _ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormChoice:
     """A model or a data set that can be entered in a form."""
 
     value: str
@@ -33,25 +33,25 @@ class Choice:
     detail: str = ""
 
 
-def find_choices(rows: Iterable[Mapping[str, Any]], here: Path, roots: Iterable[Path]) -> dict[str, list[Choice]]:
+def find_choices(rows: Iterable[Mapping[str, Any]], here: Path, roots: Iterable[Path]) -> dict[str, list[FormChoice]]:
     """Return the models and the data sets; `rows` are the runs of the list, the newest first."""
     runs = list(islice(rows, MOST_RUNS))
     models = chain(
         chain.from_iterable(map(_models_of_run, runs)),
-        (Choice(_typed(folder, here), "Folders") for folder in _model_folders((here, *roots))),
-        (Choice(name, "Hub cache") for name in cached_ids("models")),
-        (Choice(name, "Hub", model) for name, model in RELEASED.items() if not _is_offline()),
+        (FormChoice(_typed(folder, here), "Folders") for folder in _model_folders((here, *roots))),
+        (FormChoice(name, "Hub cache") for name in cached_ids("models")),
+        (FormChoice(name, "Hub", model) for name, model in RELEASED.items() if not _is_offline()),
     )
     datasets = chain(
         chain.from_iterable(map(_data_of_run, runs)),
-        (Choice(_typed(file, here), "Files") for file in _data_files(here)),
-        (Choice(name, "Hub cache") for name in cached_ids("datasets")),
+        (FormChoice(_typed(file, here), "Files") for file in _data_files(here)),
+        (FormChoice(name, "Hub cache") for name in cached_ids("datasets")),
     )
     return {"models": _each_once(models), "datasets": _each_once(datasets)}
 
 
-def _each_once(choices: Iterable[Choice]) -> list[Choice]:
-    first: dict[str, Choice] = {}
+def _each_once(choices: Iterable[FormChoice]) -> list[FormChoice]:
+    first: dict[str, FormChoice] = {}
     for each in choices:
         first.setdefault(each.value, each)
     return list(first.values())
@@ -61,27 +61,27 @@ def _is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0") != "0"
 
 
-def _models_of_run(row: Mapping[str, Any]) -> Iterator[Choice]:
+def _models_of_run(row: Mapping[str, Any]) -> Iterator[FormChoice]:
     folder, facts = Path(row["folder"]), row["facts"]
     method = " ".join(str(facts[each]) for each in ("objective", "tuner") if each in facts)
     with suppress(OSError):  # of a run that was removed meanwhile
         for each in checkpoints(folder, None)[:-4:-1]:
-            yield Choice(each["path"], "Checkpoints", method)
+            yield FormChoice(each["path"], "Checkpoints", method)
         for export in _folders_in(folder):
             if _is_model({file.name for file in export.iterdir()}):
-                yield Choice(str(export), "Exports", f"of {_name(row)}")
+                yield FormChoice(str(export), "Exports", f"of {_name(row)}")
     base = arguments(folder).get("model.path")
     if isinstance(base, str) and base:
-        yield Choice(base, "Used by runs", f"by {_name(row)}")
+        yield FormChoice(base, "Used by runs", f"by {_name(row)}")
 
 
-def _data_of_run(row: Mapping[str, Any]) -> Iterator[Choice]:
+def _data_of_run(row: Mapping[str, Any]) -> Iterator[FormChoice]:
     args = arguments(Path(row["folder"]))
     for key in ("data.train", "data.validation"):
         named = args.get(key)
         for value in named if isinstance(named, list) else ():
             if isinstance(value, str) and value:
-                yield Choice(value, "Used by runs", f"by {_name(row)}")
+                yield FormChoice(value, "Used by runs", f"by {_name(row)}")
 
 
 def _name(row: Mapping[str, Any]) -> str:
