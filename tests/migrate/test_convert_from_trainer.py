@@ -263,5 +263,5 @@ def test_folders_that_say_too_little_are_refused(
     monkeypatch.setattr("swift_migrate.convert.write.plugin_names", lambda _: [])
     zero = shutil.copytree(places["untied"].checkpoint, tmp_path / "zero")
     (zero / "global_step3").mkdir()
-    with pytest.raises(CheckpointError, match=r'saved by deepspeed.*\n.*swift-core\[deepspeed\]".*--weights-only'):
+    with pytest.raises(CheckpointError, match=r'saved by deepspeed.*\n.*core\[deepspeed\]".*--weights-only'):
         converted(zero, tmp_path / "out", place.model)

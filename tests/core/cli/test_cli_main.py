@@ -83,7 +83,7 @@ def test_help_for_missing_backend_names_install(without_megatron: None, wide_hel
         (["plan"], 2, "swift plan qwen3-8b --gpus 8xH100"),
         (["ppo", "--model", "m", "--dataset", "d"], 3, 'core[rl]"'),
         (["rlhf", "--rlhf_type", "gkd", "--model", "m", "--dataset", "d"], 3, 'core[rl]"'),
-        (["rlhf", "--rlhf_type", "dop"], 2, "'dpo'?\nValid values: cpo, dpo, kto, orpo, prm, rm, simpo\n"),
+        (["rlhf", "--rlhf_type", "dop"], 2, "'dpo'?"),
         (["rollout"], 2, 'core[rl]"'),
         (["web-ui"], 2, "swift ui"),
         (["dpo"], 2, "swift train needs --model"),

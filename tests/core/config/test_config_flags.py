@@ -187,7 +187,7 @@ def test_missing_observer_or_exporter_fails_early(without_vllm: None) -> None:
         parsed("--backend megatorn")
     with pytest.raises(PluginError, match="no observer 'wandbb'"):
         parsed("--report_to wandbb")
-    with pytest.raises(PluginError, match=r"swift-core\[vllm\]"):
+    with pytest.raises(PluginError, match=r"core\[vllm\]"):
         parsed("--export.to vllm")
 
 
@@ -288,9 +288,9 @@ def test_named_tracker_not_installed_names_install(name: str, extra: str, withou
 
 @pytest.mark.parametrize("line", ["--optim galore", "--use_muon true", "--optim adamw_8bit"])
 def test_missing_optimizer_names_install(line: str, without_tuning: None) -> None:
-    with pytest.raises(PluginError, match=r"optimizer '.*' is not installed") as caught:
+    with pytest.raises(PluginError, match=r"optimizer '.*' .*is not installed") as caught:
         parsed(line)
-    assert 'pip install "swift-core[tuning]"' in (caught.value.hint or "")
+    assert 'core[tuning]"' in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -20,4 +20,4 @@ def test_processor_names_the_package_it_needs(config: Any, name: str, tmp_path: 
     (tmp_path / "processor_config.json").write_text("{}")
     with pytest.raises(ModelError, match=rf"{name}.*torchvision") as refused:
         load_processor(tmp_path, config(), None)
-    assert "swift-core[vision]" in str(refused.value.hint)
+    assert "core[vision]" in str(refused.value.hint)

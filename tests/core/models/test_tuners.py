@@ -373,5 +373,5 @@ def test_qlora_without_package_names_install(tmp_path: Path, kind: str, monkeypa
     for module in ("bitsandbytes", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
     source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
-    with pytest.raises(ModelError, match=r"swift-core\[qlora\]"):
+    with pytest.raises(ModelError, match=r"core\[qlora\]"):
         quantize_model(meta_model(source, torch.float32), source, TunerSection(quantize=kind), "cpu")

@@ -58,5 +58,5 @@ def test_adamw_is_fused_on_the_cpu() -> None:
 def test_eight_bit_adam_without_package_names_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     groups = parameter_groups(gpt2().named_parameters(), OptimSection(), TunerSection(kind="full"))
-    with pytest.raises(ConfigError, match=r"swift-core\[qlora\]"):
+    with pytest.raises(ConfigError, match=r"core\[qlora\]"):
         build_optimizer(groups, OptimSection(name="adamw_8bit"), 1e-3, "cpu")

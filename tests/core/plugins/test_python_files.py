@@ -95,7 +95,7 @@ def test_options_of_plugins_have_aliases(folder: Path, flags: list[str], first: 
 
 
 def test_help_shows_aliases_of_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "--objective", "focal_loss.py:Focal", "--help"]) == 0
+    assert run(["train", "--objective", "focal_loss.py:Focal", "--help", "all"]) == 0
     assert "--focus" in capsys.readouterr().out
 
 
