@@ -114,8 +114,10 @@ def as_stored(
         group = group_of.get(name)
         if group is None:
             yield name, tensor
+            del tensor  # before the next one is read
             continue
         waiting[name] = tensor.detach().clone()
+        del tensor
         if group.parameters.keys() <= waiting.keys():
             yield from group.written({each: waiting.pop(each) for each in group.parameters})
 
