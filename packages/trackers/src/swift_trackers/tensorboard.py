@@ -38,6 +38,7 @@ class TensorBoardObserver:
 
             # A resumed run repeats some steps: what an earlier session wrote of them must not be shown.
             self._writer = SummaryWriter(str(run.folder / "runs"), purge_step=record.step)
+            self._writer.flush()
         line = self._meter.take(record)
         if line is not None:
             _write(self._writer, line)
@@ -56,3 +57,4 @@ class TensorBoardObserver:
 def _write(writer: SummaryWriter, line: Line) -> None:
     for tag, value in scalars_of(line).items():
         writer.add_scalar(tag, value, line["step"])
+    writer.flush()  # before the folder may be gone: a thread writes
