@@ -21,6 +21,7 @@ from swift.config.sections import ModelSection
 from swift.errors import CheckpointError, ModelError
 from swift.models.adapter_file import ADAPTER_CONFIG, read_adapter_config
 from swift.models.config_file import CONFIG
+from swift.models.longer_context import check_servable
 from swift.models.stored_task import settings_of_adapter, settings_of_folder
 from swift.models.trust import section_from_file
 from swift.terminal import waiting
@@ -173,6 +174,7 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
             raise ModelError(
                 f"{folder} has no adapter in PEFT's format.", hint=f"Type: swift export {folder} --to adapter"
             )
+        check_servable(model, folder)
         if model.path is not None:
             check_weights_of(Path(model.path))
         return WeightsLocation(model, adapter or folder, system, objective, pixels)

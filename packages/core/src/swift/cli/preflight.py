@@ -38,9 +38,10 @@ from swift.errors import SwiftError, about
 from swift.export.destination import check_destination
 from swift.models.adapter_file import read_adapter_config
 from swift.models.classes import check_no_encoder
-from swift.models.config_file import StoredConfig, read_config
+from swift.models.config_file import StoredConfig
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import folder_of
+from swift.models.longer_context import config_in_force
 from swift.models.opening import check_files
 from swift.models.sizes import experts_of
 from swift.models.tokenizer import check_has_tokenizer
@@ -150,7 +151,7 @@ def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:
     folder = folder_of(section.path or "")
     if folder is None:
         return
-    content = read_config(folder)
+    content = config_in_force(folder, section)
     check_no_encoder(str(section.path), content, section.task)
     check_files(folder)
     # transformers knows a default for a key that is left out

@@ -55,8 +55,9 @@ def layout(parsed: Parsed) -> str:
 
 def _length_note(config: Config) -> str | None:
     """Return a note where the typed limit of samples exceeds the positions of a model in a local folder."""
-    from swift.models.config_file import StoredConfig, read_config
+    from swift.models.config_file import StoredConfig
     from swift.models.locate import folder_of
+    from swift.models.longer_context import config_in_force
     from swift.models.positions import limit_note
 
     if config.model.path is None or "max_length" not in config.data.model_fields_set:
@@ -64,7 +65,7 @@ def _length_note(config: Config) -> str | None:
     folder = folder_of(config.model.path)
     if folder is None:
         return None
-    return limit_note(config.data.max_length, StoredConfig(read_config(folder)), config.model.path)
+    return limit_note(config.data.max_length, StoredConfig(config_in_force(folder, config.model)), config.model.path)
 
 
 def print_samples(parsed: Parsed, count: int) -> None:

@@ -64,6 +64,10 @@ class ModelSection(Section):
     random_weights: bool = Field(False, description="Start from random weights; path needs only a config.json")
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model")
+    rope_scaling: Literal["yarn", "linear", "llama3"] | None = Field(
+        None, description="Scale rotary positions for sequences longer than the model's positions; needs max_model_len"
+    )
+    max_model_len: Tokens | None = Field(None, description="Longest sequence after rope_scaling, in tokens")
     liger: bool = Field(False, description="Liger kernels (GPU only, needs liger-kernel)")
     task: Literal["causal_lm", "seq_cls", "reward", "value", "embedding"] = Field(
         "causal_lm",

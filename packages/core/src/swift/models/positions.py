@@ -34,18 +34,24 @@ class Positions:
 def positions_of(model_config: Any) -> Positions | None:
     """Return the positions of a model; None where its configuration sets no limit."""
     text = model_config.get_text_config()
-    found = [value for key in _KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
-    if not found or getattr(text, "alibi", False):
+    found = count_of(text)
+    if found is None or getattr(text, "alibi", False):
         return None
-    count = found[0] - _first(model_config)
+    count = found - _first(model_config)
     reach, scaling = float(count), ""
-    for rope in _ropes(text):
-        kind = str(rope.get("rope_type", rope.get("type", "default")))
+    for rope in ropes(text):
+        kind = rope_kind(rope)
         factor, original = rope.get("factor"), rope.get("original_max_position_embeddings") or count
         scaled = float("inf") if kind == "dynamic" else float(factor or 1) * float(original)
         if kind != "default" and scaled > reach:
             reach, scaling = scaled, kind
     return Positions(count, reach, scaling)
+
+
+def count_of(text: Any) -> int | None:
+    """Return the number of positions that a configuration gives."""
+    found = [value for key in _KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
+    return found[0] if found else None
 
 
 def _first(model_config: Any) -> int:
@@ -60,7 +66,7 @@ def _first(model_config: Any) -> int:
 def rope_by_length(longest: int, model_config: Any) -> str | None:
     """Return the kind of rope scaling that depends on a sample's length, where samples are so long; None without."""
     text = model_config.get_text_config()
-    for rope in _ropes(text):
+    for rope in ropes(text):
         kind = rope.get("rope_type", rope.get("type"))
         if kind not in (LONGROPE, DYNAMIC):
             continue
@@ -76,10 +82,12 @@ def check_longest(longest: int, model_config: Any, name: str) -> str | None:
     if positions is None or longest <= positions.count:
         return None
     if longest > positions.reach:
+        kinds = {rope_kind(rope) for rope in ropes(model_config.get_text_config())}
+        longer = f" To train on all of it, add --rope_scaling yarn --max_model_len {longest}"
         raise DataError(
             f"The longest sample has {longest:,} tokens, but {name} has only {positions.reach:,.0f} positions.",
             hint=f"Type --max_length {positions.reach:.0f}: longer samples are then dropped or truncated, see "
-            "--truncation_strategy. To train on longer sequences, set rope_scaling in config.json.",
+            f"--truncation_strategy.{longer if kinds == {'default'} else ''}",
         )
     return (
         f"The longest sample has {longest:,} tokens; {name} has {positions.count:,} positions, which its rope scaling "
@@ -108,7 +116,12 @@ def limit_note(max_length: int, model_config: Any, name: str) -> str | None:
     )
 
 
-def _ropes(text: Any) -> Iterator[Mapping[str, Any]]:
+def rope_kind(rope: Mapping[str, Any]) -> str:
+    """Return the kind of scaling that such settings name: 'yarn', 'llama3', ...; 'default' for none."""
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def ropes(text: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the settings of rotary positions; some models have several, by the kind of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         settings = getattr(text, key, None)

@@ -28,7 +28,7 @@ from swift.models.classes import (
     is_encoder,
     refusal,
 )
-from swift.models.config_file import CONFIG, read_config
+from swift.models.config_file import CONFIG
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import (
     HEAD,
@@ -40,6 +40,7 @@ from swift.models.heads import (
     value_head_of,
 )
 from swift.models.locate import locate_model
+from swift.models.longer_context import check_scalable, config_in_force
 from swift.models.media_processor import FILES, load_processor, settings_in_force
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
@@ -113,6 +114,9 @@ class HfSource:
             hint=f"Try a newer transformers. If the model comes with its own code, add {TRUST_FLAG}",
         ):
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=self._section.trust_remote_code)
+            if self._section.rope_scaling is not None:
+                check_scalable(config, self._section)
+                config = type(config).from_dict(self._config_json)
         _check_quantisation(self._config_json, self.folder)
         if self.task in HEADED:
             config.num_labels = self._labels(config)
@@ -450,7 +454,7 @@ class HfSource:
 
     @cached_property
     def _config_json(self) -> dict[str, Any]:
-        return read_config(self.folder)
+        return config_in_force(self.folder, self._section)
 
     def _making(self) -> AbstractContextManager[None]:
         return as_model_error(
@@ -496,6 +500,8 @@ class HfSource:
         if device != "cpu" and find_spec("accelerate") is not None:
             # Tensor by tensor onto the device, where they are cast and looked at too; transformers needs accelerate.
             settings["device_map"] = {"": device}
+        if self._section.rope_scaling is not None or self.task != CAUSAL_LM:
+            settings["config"] = self.config
         fits = as_model_error(
             f"The weights in {self.folder} do not fit its {CONFIG}", hint=_COPY_AGAIN, config=self._config_json
         )
@@ -507,7 +513,7 @@ class HfSource:
                     auto = auto_class(self.config)
                     model, info = auto.from_pretrained(self.folder, trust_remote_code=trust, **settings)
                 else:
-                    model, info = self._class.from_pretrained(self.folder, config=self.config, **settings)
+                    model, info = self._class.from_pretrained(self.folder, **settings)
         except ModelError as error:
             raise self._misfit() or error from error
         if self._section.value_head:

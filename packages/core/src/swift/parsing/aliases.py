@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
     "model": (
         "experts_impl", "random_weights", "chat_template", "trust_remote_code", "num_labels", "labels", "problem_type",
+        "rope_scaling", "max_model_len",
     ),
     "data": (
         "columns", "system", "max_length", "packing", "padding_free", "streaming", "strict", "max_pixels",

@@ -25,7 +25,7 @@ from swift.config.fields import core_fields, core_keys, default_options, model_f
 from swift.config.options import Section
 from swift.config.problems import config_error, subject
 from swift.config.schedules import check_schedule
-from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection
+from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, ModelSection, OpenSection
 from swift.config.sources import naming_sources
 from swift.config.translate import unknown_value
 from swift.config.values import coerce, quoted
@@ -189,6 +189,7 @@ def check(config: Config, objective: Objective, selected: Selected) -> Config:
     check_schedule(config.optim, config.learning_rate)
     config = config.model_copy(update={"model": for_objective(config.model, objective)})
     check_task(config.model, objective)
+    _check_context(config.model)
     check_capabilities(selected.backend.capabilities, config, objective.for_model(config.model))
     check_export(config)
     return config
@@ -302,6 +303,17 @@ def _check_misplaced(name: str, flag: str, plugin: LoadedPlugin) -> None:
 def _takes_any(plugin: LoadedPlugin) -> bool:
     """Return whether the options of a plugin may have any name."""
     return plugin.config_model is not None and plugin.config_model.model_config.get("extra") == "allow"
+
+
+def _check_context(section: ModelSection) -> None:
+    """Raise `ConfigError` for a scaling without a length, and for a length without a scaling."""
+    if section.rope_scaling is not None and section.max_model_len is None:
+        raise ConfigError("model.rope_scaling needs model.max_model_len.", hint="For example: --max_model_len 131072")
+    if section.max_model_len is not None and section.rope_scaling is None:
+        raise ConfigError(
+            "model.max_model_len needs model.rope_scaling.",
+            hint="Type --rope_scaling yarn, or --max_length N to limit the samples.",
+        )
 
 
 def _check_names(config: Config) -> None:

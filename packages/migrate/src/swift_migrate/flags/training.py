@@ -232,13 +232,9 @@ MODEL: Rows = {
         "the vocabulary cannot be extended.",
         "Do it with transformers (resize_token_embeddings), then type --model FOLDER",
     ),
-    ("rope_scaling",): Refused(
-        "RoPE scaling comes from the model's config.json.",
-        'Write "rope_scaling" into the config.json of the model\'s folder, then type --model FOLDER',
-    ),
-    ("max_model_len", "max_position_embeddings"): Refused(
+    ("max_position_embeddings",): Refused(
         "the context length comes from the model's config.json.",
-        'To limit samples type --max_length N; to extend the model write "rope_scaling" into its config.json',
+        "To limit samples type --max_length N; to extend the model type --rope_scaling yarn --max_model_len N",
     ),
     ("model_kwargs", "model_init_kwargs", "config_overrides"): Default(
         ("{}", "none", "null"),

@@ -73,7 +73,7 @@ TABLE: Table = {
         absent("separate learning rates are not implemented"),
     ),
     **dict.fromkeys(("model_config", "overrides_of_model_config"), absent("edit the model's config.json")),
-    "rope_scaling": absent("set rope_scaling in the model's config.json"),
+    "rope_scaling": absent("type --rope_scaling yarn --max_model_len N"),
     **dict.fromkeys(
         ("model_quantization_config", "model_quantization_config_kwargs"),
         changed("a quantized model is loaded by its config.json"),
