@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from swift.config.settings import Request as Request
     from swift.config.settings import Set as Set
     from swift.config.settings import Settings as Settings
+    from swift.config.settings import renamed as renamed
+    from swift.config.settings import request as request
     from swift.config.settings import sets as sets
-    from swift.config.translate import renamed as renamed
-    from swift.config.translate import request as request
-    from swift.config.translate import switch as switch
-    from swift.config.translate import unknown_value as unknown_value
+    from swift.config.settings import switch as switch
+    from swift.config.settings import unknown_value as unknown_value
     from swift.config.values import as_switch as as_switch
     from swift.config.values import literal as literal
     from swift.config.values import names_in as names_in
@@ -43,8 +43,7 @@ __getattr__ = lazy_names(
         "files": "read_yaml",
         "flags": "Arity TranslatedFlags Translation",
         "meanings": "Default Meaning NotNeeded Refused off",
-        "settings": "Fallback Note Request Set Settings sets",
-        "translate": "renamed request switch unknown_value",
+        "settings": "Fallback Note Request Set Settings renamed request sets switch unknown_value",
         "values": "as_switch literal names_in quoted",
     },
 )

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from swift.config.flags import Translation
-from swift.config.settings import Note, Settings
-from swift.config.translate import unknown_value
+from swift.config.settings import Note, Settings, unknown_value
 from swift.plugins.vocabularies import meaning_of_value
 
 
