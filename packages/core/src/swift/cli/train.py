@@ -37,7 +37,7 @@ class TrainingCommand:
                 if not is_worker():
                     check_here(parsed.config)
                 if "RANK" not in os.environ:  # with RANK a launcher has started it, perhaps again
-                    run = check_run(parsed, processes_in_all({**os.environ, **parsed.machines}, parsed.nproc))
+                    run = check_run(parsed, processes_in_all(parsed.environment, parsed.nproc))
                     if (warning := planners.foreseen(run, args, self.name)) is not None:
                         parsed.notes.append(warning)
         first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"

@@ -73,6 +73,11 @@ class Parsed:
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
     """Key → its value, and what set it: a flag, the line of a file, a variable, a plugin. Defaults are left out."""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of this process, with those that flags set."""
+        return {**os.environ, **self.machines}
+
     def naming_sources(self) -> AbstractContextManager[None]:
         """Add to errors where each key that they name was set."""
         return naming_sources(self.assignments)
