@@ -245,7 +245,7 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
     elif unused := source.unused_names:
         run.say(f"{len(unused)} weights in {source.folder} are not part of the model: left out. First: {unused[0]}")
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"pooling": source.pooling})})
+    config = config.changed(model={"pooling": source.pooling})
     run = replace(run, config=config)
     objective = setup.parsed.objective.for_model(config.model).for_tokenizer(source.tokenizer)
     objective.check_config(source.config)
@@ -369,7 +369,7 @@ def settle_batch(config: Config, checkpoint: Path | None, data_size: int) -> Con
         micro = -(-share // train.accumulation)
     settled = {"global_batch": rows, "micro_batch": min(micro, share)}
     settled["accumulation"] = -(-share // settled["micro_batch"])
-    return config.model_copy(update={"train": train.model_copy(update=settled)})
+    return config.changed(train=settled)
 
 
 def settle_padding(config: Config, source: ModelSource, features: Collection[str], device: str) -> Config:
@@ -386,7 +386,7 @@ def settle_padding(config: Config, source: ModelSource, features: Collection[str
 
         dtype = getattr(torch, resolve_dtype(config.model.dtype, device)[0])
         free = needs_no_padding(config.model.attention, source.config, device=device, dtype=dtype)
-    return config.model_copy(update={"data": config.data.model_copy(update={"padding_free": free})})
+    return config.changed(data={"padding_free": free})
 
 
 def _seed(seed: int) -> None:
