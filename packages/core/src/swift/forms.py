@@ -206,9 +206,10 @@ def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
 
     args = chosen(args, command, say_nothing)
     parsed = parse(args, command)
-    check_here(parsed.config)
-    processes = processes_in_all(parsed.environment, parsed.nproc)
-    run = check_run(parsed, processes)
+    with parsed.naming_sources():
+        check_here(parsed.config)
+        processes = processes_in_all(parsed.environment, parsed.nproc)
+        run = check_run(parsed, processes)
     config = parsed.config
     writes = [config.logging.output] + [each for each in (config.export.out,) if each is not None]
     return CheckedCommand(
