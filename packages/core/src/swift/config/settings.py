@@ -5,15 +5,12 @@ A `Draft` collects the settings of all flags, each with its source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from swift.config.flags import Translation
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,8 @@ class Note:
 
 Setting = Set | Fallback | Request | Note
 Settings = tuple[Setting, ...]
+Translation = Callable[[str, Any], Settings]
+"""(flag as typed, value) → what it sets."""
 
 
 def sets(keys: Mapping[str, Any]) -> Settings:
