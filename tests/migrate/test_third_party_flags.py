@@ -17,7 +17,7 @@ from swift.config.meanings import Default, NotNeeded, Refused
 from swift.errors import SwiftError, UsageError
 from swift.parsing import Parsed, config_from_mapping, parse
 from swift.parsing.aliases import aliases, training_flags
-from swift.parsing.third_party import third_party_flag, third_party_flags
+from swift.parsing.plugin_flags import third_party_flag, third_party_flags
 from swift.plugins.vocabularies import flag_topics
 
 BASE = "--model m --dataset d"

@@ -12,7 +12,7 @@ from swift.config.flags import read_flags
 from swift.errors import ConfigError, SwiftError
 from swift.parsing import Parsed, config_from_mapping, parse
 from swift.parsing.aliases import aliases, training_flags
-from swift.parsing.third_party import third_party_flag
+from swift.parsing.plugin_flags import third_party_flag
 
 TRL = """
 disable_dropout cast_lm_head_to_fp32 num_generations num_generations_eval max_completion_length max_prompt_length

@@ -71,6 +71,7 @@ def test_broken_plugin_form_section_shows_reason() -> None:
         "sft --model m --dataset d.jsonl --lora_rnak 8",
         "sft --model m",
         "sft --model m --dataset d.jsonl --tp 2",
+        "sft --model m --dataset d.jsonl --train_type full --quant_bits 4",
         "rlhf --rlhf_type sft --model m --dataset d.jsonl",
         "export --to nowhere --shard_size_gb lots model",
         "serve m --port high",

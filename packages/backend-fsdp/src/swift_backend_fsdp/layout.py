@@ -38,16 +38,11 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     return own
 
 
-def sizes_of(run: RequestedRun) -> ProcessLayout:
-    """Return the sizes of a run."""
-    return layout_of(run.config, run.world.size)
-
-
 def check_plan(run: RequestedRun) -> None:
     """Refuse what the sizes or the tuner rule out, before anything is set up."""
     config = run.config
     parallel, tuner = config.parallel, config.tuner
-    sizes_of(run)
+    layout_of(config, run.world.size)
     check_fp8(run)
     if parallel.cp > 1 and parallel.ulysses > 1:
         raise UnsupportedLayout(

@@ -11,7 +11,7 @@ from torch.distributed.tensor import _collective_utils, _redistribute, debug
 from swift.contracts import ProcessLayout, RequestedRun, Run, Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_fsdp.config import FsdpConfig
-from swift_backend_fsdp.layout import sizes_of
+from swift_backend_fsdp.layout import layout_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def setup(run: RequestedRun) -> Topology:
     """Join the group, and cut it into meshes. Neighbours share tensors first, then sequences, then data."""
     options = run.options(FsdpConfig)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
-    sizes = sizes_of(run)
+    sizes = layout_of(run.config, run.world.size)
     # FSDP wants a group even of one.
     join_group(device, run.world, timeout=run.timeout, alone=True)
     names = ("replicate", "data", "sequence", "tp")

@@ -99,8 +99,7 @@ def excess_of(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor
 
 def _probe_run(run: Run, config: Any) -> Run:
     """Return the run as the small model has it: in even stages, recomputing nothing, in no FP8, dropping no token."""
-    model = run.config.model.model_copy(update={"task": "causal_lm", "value_head": False})
-    train = run.config.train.model_copy(update={"gradient_checkpointing": False})
+    model = {"task": "causal_lm", "value_head": False}
     stages = run.config.parallel.pp * run.config.parallel.vpp
     even, more = divmod(config.get_text_config().num_hidden_layers, stages)
     options = options_of(run).model_copy(
@@ -115,7 +114,7 @@ def _probe_run(run: Run, config: Any) -> Run:
     )
     return replace(
         run,
-        config=run.config.model_copy(update={"model": model, "train": train}),
+        config=run.config.changed(model=model, train={"gradient_checkpointing": False}),
         backend_options=options,
         facts=copy.deepcopy(run.facts),
         say=lambda _: None,

@@ -6,7 +6,6 @@ weights or starts a process.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
@@ -203,15 +202,14 @@ def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
     from swift.cli.preflight import check_here, check_run
     from swift.parsing import parse
     from swift.plugins import planners
-    from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all
 
-    check_is_own(args)
     args = chosen(args, command, say_nothing)
     parsed = parse(args, command)
-    check_here(parsed.config)
-    processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
-    run = check_run(parsed, processes)
+    with parsed.naming_sources():
+        check_here(parsed.config)
+        processes = processes_in_all(parsed.environment, parsed.nproc)
+        run = check_run(parsed, processes)
     config = parsed.config
     writes = [config.logging.output] + [each for each in (config.export.out,) if each is not None]
     return CheckedCommand(

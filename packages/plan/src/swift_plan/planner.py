@@ -114,7 +114,7 @@ def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
     if not train.gradient_checkpointing:
         changes.append(("--gradient_checkpointing true", {"gradient_checkpointing": True}))
     for typed, changed in changes:
-        yield typed, config.model_copy(update={"train": train.model_copy(update=changed)})
+        yield typed, config.changed(train=changed)
 
 
 def simplest(fitting: Sequence[Candidate]) -> Candidate:

@@ -96,9 +96,7 @@ def configure(args: list[str]) -> int:
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_anywhere, check_here, check_layout, check_run
     from swift.parsing import parse
-    from swift.plugins.vocabularies import check_is_own
 
-    check_is_own(typed.positional)
     with result_alone() as say:
         argv = chosen([*typed.positional, *typed.passed_on], trained, print_note)
         parsed = parse(argv, trained, complete=samples > 0 or action == "validate")

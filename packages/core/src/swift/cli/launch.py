@@ -43,7 +43,7 @@ def launch(parsed: Parsed, argv: list[str]) -> int:
 def _launch(parsed: Parsed, argv: list[str]) -> int:
     if is_worker():
         follow_launcher()
-    group = find_group({**os.environ, **parsed.machines}, parsed.nproc)
+    group = find_group(parsed.environment, parsed.nproc)
     if group.size == 1 and (note := alone_in_slurm(os.environ, group.processes)):
         sys.stderr.write(f"Note: {note}\n")
     if group.processes > 1:

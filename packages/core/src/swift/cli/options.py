@@ -12,10 +12,9 @@ from swift.cli.commands import commands
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, read_flags
 from swift.config.options import examples_of
-from swift.config.settings import Set
-from swift.config.translate import renamed, when_on
+from swift.config.settings import Set, renamed, when_on
 from swift.errors import UsageError
-from swift.parsing.third_party import flags_of_command
+from swift.parsing.plugin_flags import flags_of_command
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -6,7 +6,6 @@ any machine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -52,7 +51,7 @@ from swift.plugins.blame import failing
 from swift.plugins.entry import PluginEntry
 from swift.plugins.hooks import Hooks, layout_of, open_hooks
 from swift.plugins.load import load_backend, load_observers
-from swift.processes.group import wanted_group
+from swift.processes.group import wanted_group, wanted_machines
 from swift.terminal import say_nothing
 
 _NOT_IN_FILES = frozenset({"lm_head", "score"})
@@ -107,7 +106,7 @@ def _check_packages(config: Config) -> None:
 def check_layout(parsed: Parsed) -> None:
     """Raise `UnsupportedLayout` where the layout does not fit the typed number of processes."""
     if parsed.nproc is not None:
-        here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
+        here, machines = wanted_group(parsed.environment, parsed.nproc)
         layout_of(load_backend(parsed.config.backend.name), parsed.config, here * machines)
 
 
@@ -119,7 +118,7 @@ def check_run(parsed: Parsed, processes: int) -> RequestedRun:
     config = parsed.config
     backend = load_backend(config.backend.name)
     hooks = open_hooks(backend, observers=load_observers(config.observers))
-    world = World(size=processes, machines=wanted_group(os.environ | dict(parsed.machines), parsed.nproc)[1])
+    world = World(size=processes, machines=wanted_machines(parsed.environment))
     run = RequestedRun(config, parsed.backend_options, config.logging.output, world, say_nothing)
     with failing(backend.entry, "swift_check_layout"):
         hooks.swift_check_layout(run)

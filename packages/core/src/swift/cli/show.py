@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import islice
 from typing import Any
 
@@ -28,14 +27,14 @@ def resolved_yaml(parsed: Parsed) -> str:
 
 def processes_of(parsed: Parsed) -> int:
     """Return the number of processes of the run on all machines."""
-    here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
+    here, machines = wanted_group(parsed.environment, parsed.nproc)
     return here * machines
 
 
 def layout(parsed: Parsed) -> str:
     """Return the layout of processes as comment lines below the YAML."""
     config, backend = parsed.config, load_backend(parsed.config.backend.name)
-    here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
+    here, machines = wanted_group(parsed.environment, parsed.nproc)
     where = "on this machine" if machines == 1 else f"on {machines} machines"
     cut = layout_of(backend, config, here * machines)
     sizes = {"dp": cut.data, "tp": cut.tp, "pp": cut.pp, "cp": cut.cp}

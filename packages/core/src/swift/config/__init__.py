@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from swift.config.files import read_yaml as read_yaml
     from swift.config.flags import Arity as Arity
     from swift.config.flags import TranslatedFlags as TranslatedFlags
-    from swift.config.flags import Translation as Translation
     from swift.config.meanings import Default as Default
     from swift.config.meanings import Meaning as Meaning
     from swift.config.meanings import NotNeeded as NotNeeded
@@ -25,11 +24,12 @@ if TYPE_CHECKING:
     from swift.config.settings import Request as Request
     from swift.config.settings import Set as Set
     from swift.config.settings import Settings as Settings
+    from swift.config.settings import Translation as Translation
+    from swift.config.settings import renamed as renamed
+    from swift.config.settings import request as request
     from swift.config.settings import sets as sets
-    from swift.config.translate import renamed as renamed
-    from swift.config.translate import request as request
-    from swift.config.translate import switch as switch
-    from swift.config.translate import unknown_value as unknown_value
+    from swift.config.settings import switch as switch
+    from swift.config.settings import unknown_value as unknown_value
     from swift.config.values import as_switch as as_switch
     from swift.config.values import literal as literal
     from swift.config.values import names_in as names_in
@@ -41,10 +41,9 @@ __getattr__ = lazy_names(
         "draft": "Assignment Draft whole_number",
         "fields": "core_fields",
         "files": "read_yaml",
-        "flags": "Arity TranslatedFlags Translation",
+        "flags": "Arity TranslatedFlags",
         "meanings": "Default Meaning NotNeeded Refused off",
-        "settings": "Fallback Note Request Set Settings sets",
-        "translate": "renamed request switch unknown_value",
+        "settings": "Fallback Note Request Set Settings Translation renamed request sets switch unknown_value",
         "values": "as_switch literal names_in quoted",
     },
 )

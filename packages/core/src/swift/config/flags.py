@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from swift.config.settings import Translation
 from swift.config.values import as_switch, looks_like_switch, quoted
 from swift.errors import ConfigError
 
 if TYPE_CHECKING:
     from swift.config.fields import Field
     from swift.config.meanings import Meaning
-    from swift.config.settings import Settings
 
-Translation = Callable[[str, Any], "Settings"]
-"""(flag as typed, value) → what it sets."""
 Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "rest"]
 """How many values a flag takes: 'optional' is none or one, 'any' leaves it to the plugin that owns the key, and 'rest'
 takes all that follow, for a third-party flag."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -473,3 +474,8 @@ class Config(Section):
     def observers(self) -> tuple[str, ...]:
         """Return the names of the run's observers."""
         return (*self.logging.report_to, *((COPIES,) if self.checkpoint.copy_to is not None else ()))
+
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """Return the configuration with other values: section → key → value, which is valid already."""
+        update = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=update)

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.fields import Field, core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
-from swift.config.settings import Fallback, Request, Set
-from swift.config.translate import renamed, request, switch, when_on
+from swift.config.settings import Fallback, Request, Set, renamed, request, switch, when_on
 from swift.config.values import coerce
 from swift.errors import ConfigError, PluginError
 from swift.parsing import quantization_flags
 from swift.parsing import translations as to
 from swift.parsing.choices import choice
-from swift.parsing.plugin_flags import flag_topics
+from swift.parsing.plugin_flags import flag_topics, third_party_flags
 from swift.parsing.tasks import task_type
-from swift.parsing.third_party import third_party_flags
 
 if TYPE_CHECKING:
     from swift.contracts import FlagTopic

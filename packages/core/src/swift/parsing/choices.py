@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swift.config.flags import Translation
-from swift.config.settings import Note, Settings
-from swift.config.translate import unknown_value
+from swift.config.settings import Note, Settings, Translation, unknown_value
 from swift.plugins.vocabularies import meaning_of_value
 
 

@@ -26,7 +26,7 @@ from swift.parsing.resolve import Parsed as Parsed
 from swift.parsing.resolve import resolve
 from swift.plugins.known import FLAGS_OF_BACKENDS, KNOWN
 from swift.plugins.load import find
-from swift.plugins.vocabularies import programs_missing
+from swift.plugins.vocabularies import check_is_own, programs_missing
 
 TRUST = "model.trust_remote_code"
 """A key that flags and callers may set, and files may not."""
@@ -34,6 +34,7 @@ TRUST = "model.trust_remote_code"
 
 def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed:
     """Return the run of `swift COMMAND ARGV`; `complete` requires a model and a data set."""
+    check_is_own(argv)
     table = with_aliases_of_options(training_flags(), argv)
     with _naming_owner(dict(zip((word.lstrip("-") for word in argv), argv[1:], strict=False))):
         line = read_flags(argv, table)

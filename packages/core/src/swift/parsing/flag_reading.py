@@ -11,8 +11,7 @@ from swift.config.settings import Fallback, Note, Request
 from swift.config.values import names_in
 from swift.errors import SwiftError
 from swift.parsing.aliases import aliases
-from swift.parsing.plugin_flags import flag_topics
-from swift.parsing.third_party import third_party_flag
+from swift.parsing.plugin_flags import flag_topics, third_party_flag
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import Any
 
 from swift.config.draft import Assignment, Draft
 from swift.config.flags import TranslatedFlags
-from swift.config.settings import Request, Settings
-from swift.config.translate import request, when_on
+from swift.config.settings import Request, Settings, request, when_on
 from swift.config.values import quoted
 from swift.errors import ConfigError, UsageError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swift.config.draft import Assignment, Draft, Layer, whole_number
@@ -39,33 +39,24 @@ def settle_layer(layer: Layer) -> None:
     layer.note(f"{both} model.dtype to float32; for float16 type --fp16 true.")
 
 
-def _trainable_parameters(draft: Draft) -> None:
+def _trainable_parameters(draft: Draft, request: Assignment) -> None:
     """Read the flag as exemptions from freezing, as ms-swift does, or as the only trained weights if none is frozen."""
-    request = draft.take("trainable_parameters")
-    if request is None:
-        return
     frozen = any(draft.value(f"tuner.{key}", None) for key in ("freeze", "freeze_regex", "freeze_ratio"))
     draft.replace("tuner.unfreeze" if frozen else "tuner.train_only", request.value, request.source)
     if not frozen:
         draft.note(f"{request.source}: only these weights are trained, because no other flag freezes any.")
 
 
-def _model_type(draft: Draft) -> None:
+def _model_type(draft: Draft, request: Assignment) -> None:
     """Read `--model_type` without `--model` as the model; with it, it is ms-swift's name of the architecture."""
-    request = draft.take("model_type")
-    if request is None:
-        return
     if draft.get("model.path") is not None:
         draft.note(f"{request.source} {request.value} is not needed: the model's config.json has its type.")
     else:
         draft.replace("model.path", request.value, request.source)
 
 
-def _sequence_parallel_size(draft: Draft) -> None:
+def _sequence_parallel_size(draft: Draft, request: Assignment) -> None:
     """Translate the size to Megatron's switch; refuse it for other backends, where it is ambiguous."""
-    request = draft.take("sequence_parallel_size")
-    if request is None:
-        return
     size, tp = whole_number(request), whole_number(draft.get("parallel.tp") or Assignment(1, "--tp"))
     if size == 1:
         return
@@ -88,19 +79,17 @@ def _sequence_parallel_size(draft: Draft) -> None:
     )
 
 
-def _min_lr(draft: Draft) -> None:
+def _min_lr(draft: Draft, request: Assignment) -> None:
     """Refuse `cosine_with_min_lr` without a floor, as transformers does."""
-    request = draft.take("min_lr")
-    if request is not None and not {"optim.min_lr", "optim.min_lr_ratio"} & draft.assignments.keys():
+    if not {"optim.min_lr", "optim.min_lr_ratio"} & draft.assignments.keys():
         raise ConfigError(
             f"{request.source} {request.value} needs a minimum learning rate.", hint="For example: --min_lr 1e-6"
         )
 
 
-def _weights_of_checkpoint(draft: Draft) -> None:
+def _weights_of_checkpoint(draft: Draft, request: Assignment) -> None:
     """Turn `--resume_only_model` into a new run from the weights of the checkpoint to resume from."""
-    request = draft.take("resume_only_model")
-    if request is None or not as_switch(request.value, request.source):
+    if not as_switch(request.value, request.source):
         return
     named = draft.drop("checkpoint.resume")
     if named is None or named.value in (None, "last", "auto"):
@@ -124,10 +113,9 @@ def _weights_of_checkpoint(draft: Draft) -> None:
     )
 
 
-def _best_at_the_end(draft: Draft) -> None:
+def _best_at_the_end(draft: Draft, request: Assignment) -> None:
     """Note where the best checkpoint is; refuse an export, which would write the last weights instead."""
-    request = draft.take("load_best_model_at_end")
-    if request is None or not as_switch(request.value, request.source):
+    if not as_switch(request.value, request.source):
         return
     if draft.value("export.to", None) is not None:
         raise ConfigError(
@@ -140,10 +128,9 @@ def _best_at_the_end(draft: Draft) -> None:
     )
 
 
-def _recomputation(draft: Draft) -> None:
+def _recomputation(draft: Draft, request: Assignment) -> None:
     """Accept the Trainer's `use_reentrant`, which does not change the results of gradient checkpointing."""
-    request = draft.take("gradient_checkpointing_kwargs")
-    if request is None or request.value is None:
+    if request.value is None:
         return
     options = request.value
     if isinstance(options, str):
@@ -165,11 +152,8 @@ def _part_of_warmup(draft: Draft) -> None:
         draft.replace("optim.warmup_ratio", steps.value, steps.source)
 
 
-def _packing_length(draft: Draft) -> None:
+def _packing_length(draft: Draft, request: Assignment) -> None:
     """Read the size of a pack as `data.max_length`, which is also the limit of a sample."""
-    request = draft.take("packing_length")
-    if request is None:
-        return
     longest = draft.default("data.max_length", request.value, request.source)
     if str(longest.value) != str(request.value):
         raise ConfigError(
@@ -179,10 +163,9 @@ def _packing_length(draft: Draft) -> None:
         )
 
 
-def _max_samples(draft: Draft) -> None:
+def _max_samples(draft: Draft, request: Assignment) -> None:
     """Limit each data set to the first N rows, except where `#N` is typed."""
-    request = draft.take("max_samples")
-    if request is None or str(request.value).lower() in ("-1", "none", "null"):
+    if str(request.value).lower() in ("-1", "none", "null"):
         return
     rows = whole_number(request)
     for key in ("data.train", "data.validation"):
@@ -192,34 +175,49 @@ def _max_samples(draft: Draft) -> None:
             draft.replace(key, limited, names.source)
 
 
-def _max_prompt_length(draft: Draft) -> None:
+def _max_prompt_length(draft: Draft, request: Assignment) -> None:
     """Refuse a limit of prompts alone, which no vocabulary has read."""
-    request = draft.take("max_prompt_length")
-    if request is not None and str(request.value).lower() not in ("none", "null"):
+    if str(request.value).lower() not in ("none", "null"):
         raise ConfigError(
             f"{request.source} is not supported: prompt and completion have one limit together.",
             hint="Type --max_length N",
         )
 
 
-_SETTLERS = (
-    _model_type,
-    _sequence_parallel_size,
-    _min_lr,
-    _part_of_warmup,
-    _packing_length,
-    _max_samples,
-    _trainable_parameters,
-    settle_quantization,
-)
-_LAST_SETTLERS = (_max_prompt_length, _weights_of_checkpoint, _best_at_the_end, _recomputation, settle_cadence)
+_SETTLERS: Mapping[str, Callable[[Draft, Assignment], None]] = {
+    "model_type": _model_type,
+    "sequence_parallel_size": _sequence_parallel_size,
+    "min_lr": _min_lr,
+    "packing_length": _packing_length,
+    "max_samples": _max_samples,
+    "trainable_parameters": _trainable_parameters,
+}
+"""Request → what replaces it by keys, in this order."""
+_LAST_SETTLERS: Mapping[str, Callable[[Draft, Assignment], None]] = {
+    "max_prompt_length": _max_prompt_length,
+    "resume_only_model": _weights_of_checkpoint,
+    "load_best_model_at_end": _best_at_the_end,
+    "gradient_checkpointing_kwargs": _recomputation,
+}
+"""The same, for requests that vocabularies may take first."""
 
 
 def settle_requests(draft: Draft) -> None:
     """Replace all requests by keys, and add notes for the user."""
-    brought = [topic.settle for topic in flag_topics() if topic.settle is not None]
-    for settler in (*_SETTLERS, *brought, *_LAST_SETTLERS):
-        settler(draft)
+    _part_of_warmup(draft)
+    _settle(draft, _SETTLERS)
+    settle_quantization(draft)
+    for topic in flag_topics():
+        if topic.settle is not None:
+            topic.settle(draft)
+    _settle(draft, _LAST_SETTLERS)
+    settle_cadence(draft)
     if draft.requests:
         name, request = next(iter(draft.requests.items()))
         raise PluginError(f"{request.source}: no vocabulary settles the request {name!r}.")
+
+
+def _settle(draft: Draft, settlers: Mapping[str, Callable[[Draft, Assignment], None]]) -> None:
+    for name, settle in settlers.items():
+        if (request := draft.take(name)) is not None:
+            settle(draft, request)

@@ -26,14 +26,13 @@ from swift.config.options import Section
 from swift.config.problems import config_error, subject
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, ModelSection, OpenSection
+from swift.config.settings import unknown_value
 from swift.config.sources import naming_sources
-from swift.config.translate import unknown_value
 from swift.config.values import coerce, quoted
 from swift.contracts import Objective
 from swift.errors import ConfigError, SwiftError, about
 from swift.model_names import stand_in
 from swift.parsing.capabilities import check_capabilities, check_export
-from swift.parsing.objective_defaults import set_defaults
 from swift.parsing.plugin_flags import flag_topics
 from swift.parsing.requests import settle_layer, settle_requests
 from swift.parsing.tasks import TASKS, check_task, for_objective, trained_by
@@ -73,6 +72,11 @@ class Parsed:
     """Environment variables about the other machines of the run that flags set, such as NNODES."""
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
     """Key → its value, and what set it: a flag, the line of a file, a variable, a plugin. Defaults are left out."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of this process, with those that flags set."""
+        return {**os.environ, **self.machines}
 
     def naming_sources(self) -> AbstractContextManager[None]:
         """Add to errors where each key that they name was set."""
@@ -152,7 +156,7 @@ def complete(draft: Draft, selected: Selected) -> Completed:
         draft.set(key, value, source)
     for plugin, section in ((selected.tuner, "tuner"), (selected.optimizer, "optim")):
         _leave_out(draft, plugin, section)
-    set_defaults(draft, selected.objective, {"tuner": selected.tuner, "optim": selected.optimizer})
+    _set_defaults(draft, selected.objective, {"tuner": selected.tuner, "optim": selected.optimizer})
     options["objective"] = _own_options(draft, selected.objective, "objective")
     options["tuner"] = _own_options(draft, selected.tuner, "tuner")
     options["optim"] = _own_options(draft, selected.optimizer, "optim")
@@ -236,6 +240,34 @@ def _leave_out(draft: Draft, plugin: LoadedPlugin, section: str) -> None:
         dropped = draft.drop(f"{section}.{name}")
         if dropped is not None:
             draft.note(f"{dropped.source} has no effect: the {plugin.entry.title} has no such option.")
+
+
+def _set_defaults(draft: Draft, objective: LoadedPlugin, selected: Mapping[str, LoadedPlugin]) -> None:
+    """Set an objective's defaults for keys that are not set, with a note for each.
+
+    `selected` maps open sections to their plugins: options that the selected plugin lacks are skipped.
+    """
+    defaults: Mapping[str, tuple[Any, str]] = objective.object.defaults
+    for key, (value, reason) in defaults.items():
+        if _is_set(draft, key) or not _exists(key, selected):
+            continue
+        draft.replace(key, value, f"the {objective.entry.kind} {objective.entry.name!r}")
+        draft.note(f"The objective {objective.entry.name} sets {key} to {value}: {reason}.")
+
+
+def _is_set(draft: Draft, key: str) -> bool:
+    """Return whether a key, a mapping around it, or a key inside it is set."""
+    return any(
+        key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in draft.assignments
+    )
+
+
+def _exists(key: str, selected: Mapping[str, LoadedPlugin]) -> bool:
+    section, _, name = key.partition(".")
+    plugin = selected.get(section)
+    if plugin is None or name in core_keys(section):
+        return True
+    return plugin.config_model is not None and name in plugin.config_model.model_fields
 
 
 def _own_options(draft: Draft, plugin: LoadedPlugin, section: str) -> BaseModel:

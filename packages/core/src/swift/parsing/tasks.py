@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swift.config.settings import Set, Settings
-from swift.config.translate import unknown_value
+from swift.config.settings import Set, Settings, unknown_value
 from swift.contracts import Need
 from swift.errors import ConfigError, ModelError
 from swift.parsing.plugin_flags import flag_topics

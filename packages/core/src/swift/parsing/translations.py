@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from swift.config.fields import core_fields
-from swift.config.flags import Translation
 from swift.config.sections import Shape
-from swift.config.settings import Fallback, Note, Request, Set, Settings, sets
+from swift.config.settings import Fallback, Note, Request, Set, Settings, Translation, sets
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
 from swift.parsing.choices import choice, further_value

@@ -17,7 +17,7 @@ def settle_best(config: Config, names: Sequence[str] | None) -> Config:
     """Return the configuration with the first of a schedule's own evaluation metrics where the user names none."""
     if not names or "metric_for_best" in config.train.model_fields_set:
         return config
-    return config.model_copy(update={"train": config.train.model_copy(update={"metric_for_best": names[0]})})
+    return config.changed(train={"metric_for_best": names[0]})
 
 
 @dataclass

@@ -16,13 +16,10 @@ def settle_intervals(config: Config, schedule: BatchSchedule) -> Config:
     every: float | None = logging.steps
     if logging.strategy != "steps":
         every = schedule.steps_per_epoch if logging.strategy == "epoch" else None
-    settled = {
-        "checkpoint": {"save_steps": _whole(config.checkpoint.save_steps, schedule)},
-        "train": {"eval_steps": _whole(config.train.eval_steps, schedule)},
-        "logging": {"strategy": "steps", "steps": _whole(every, schedule) or schedule.total_steps},
-    }
-    return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=keys) for name, keys in settled.items()}
+    return config.changed(
+        checkpoint={"save_steps": _whole(config.checkpoint.save_steps, schedule)},
+        train={"eval_steps": _whole(config.train.eval_steps, schedule)},
+        logging={"strategy": "steps", "steps": _whole(every, schedule) or schedule.total_steps},
     )
 
 

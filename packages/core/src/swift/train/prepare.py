@@ -141,58 +141,51 @@ def open_job(
     `rows` and `validation_rows` are data sets in memory, used instead of those that the configuration names. `roles`
     are models that the run holds besides its policy, opened after it.
     """
-    with parsed.naming_sources(), _opened(parsed, rows, validation_rows, roles) as job:
-        yield job
-
-
-@contextmanager
-def _opened(
-    parsed: Parsed, rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None, roles: Sequence[ModelRole]
-) -> Iterator[Job]:
-    config = parsed.config
-    hooks = open_hooks(load_backend(config.backend.name), observers=observers_of(config))
-    world = current_world()
-    run: RequestedRun = RequestedRun(
-        config=config,
-        backend_options=parsed.backend_options,
-        folder=config.logging.output,
-        world=world,
-        say=print_line if world.rank == 0 else say_nothing,
-        plugins=hooks.versions,
-    )
-    check_roles(roles, hooks, config)
-    hooks.swift_check_layout(run)
-    comms: Comms | None = None
-    watchdog: Watchdog | None = None
-    claim: RunClaim | None = None
-    began = False
-    try:
-        with waiting(f"Starting the {config.backend.name} backend"):
-            run = opened = run.opened(hooks.swift_setup(run))
-        comms = Comms()
-        compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
-        limit = timedelta(minutes=config.train.timeout_minutes)
-        watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
-        start = find_start(config, comms)
-        folder, claim = claim_folder(opened, comms, start)
-        run = opened = replace(opened, folder=folder)
-        watchdog.folder = folder
-        with arithmetic(config.train, opened.topology.device, run.say), _closed_at_end(run) as at_end:
-            setup = Setup(parsed, opened, hooks, comms, start, watchdog, at_end)
-            job = _prepare(setup, roles, rows, validation_rows)
-            check_evaluation(job)
-            describe_run(job, start)
-            began = True
-            yield job
-    finally:
-        if claim is not None:
-            claim.lock.release() if began else claim.discard()
-        if watchdog is not None:
-            watchdog.close(in_order=sys.exc_info()[0] is None)
-        close_comms()
-        if comms is not None:
-            comms.close()
-        _finish(run, lambda: hooks.swift_teardown(run))
+    with parsed.naming_sources():
+        config = parsed.config
+        hooks = open_hooks(load_backend(config.backend.name), observers=observers_of(config))
+        world = current_world()
+        run: RequestedRun = RequestedRun(
+            config=config,
+            backend_options=parsed.backend_options,
+            folder=config.logging.output,
+            world=world,
+            say=print_line if world.rank == 0 else say_nothing,
+            plugins=hooks.versions,
+        )
+        check_roles(roles, hooks, config)
+        hooks.swift_check_layout(run)
+        comms: Comms | None = None
+        watchdog: Watchdog | None = None
+        claim: RunClaim | None = None
+        began = False
+        try:
+            with waiting(f"Starting the {config.backend.name} backend"):
+                run = opened = run.opened(hooks.swift_setup(run))
+            comms = Comms()
+            compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
+            limit = timedelta(minutes=config.train.timeout_minutes)
+            watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
+            start = find_start(config, comms)
+            folder, claim = claim_folder(opened, comms, start)
+            run = opened = replace(opened, folder=folder)
+            watchdog.folder = folder
+            with arithmetic(config.train, opened.topology.device, run.say), _closed_at_end(run) as at_end:
+                setup = Setup(parsed, opened, hooks, comms, start, watchdog, at_end)
+                job = _prepare(setup, roles, rows, validation_rows)
+                check_evaluation(job)
+                describe_run(job, start)
+                began = True
+                yield job
+        finally:
+            if claim is not None:
+                claim.lock.release() if began else claim.discard()
+            if watchdog is not None:
+                watchdog.close(in_order=sys.exc_info()[0] is None)
+            close_comms()
+            if comms is not None:
+                comms.close()
+            _finish(run, lambda: hooks.swift_teardown(run))
 
 
 @contextmanager
@@ -252,7 +245,7 @@ def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
     elif unused := source.unused_names:
         run.say(f"{len(unused)} weights in {source.folder} are not part of the model: left out. First: {unused[0]}")
     config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"pooling": source.pooling})})
+    config = config.changed(model={"pooling": source.pooling})
     run = replace(run, config=config)
     objective = setup.parsed.objective.for_model(config.model).for_tokenizer(source.tokenizer)
     objective.check_config(source.config)
@@ -376,7 +369,7 @@ def settle_batch(config: Config, checkpoint: Path | None, data_size: int) -> Con
         micro = -(-share // train.accumulation)
     settled = {"global_batch": rows, "micro_batch": min(micro, share)}
     settled["accumulation"] = -(-share // settled["micro_batch"])
-    return config.model_copy(update={"train": train.model_copy(update=settled)})
+    return config.changed(train=settled)
 
 
 def settle_padding(config: Config, source: ModelSource, features: Collection[str], device: str) -> Config:
@@ -393,7 +386,7 @@ def settle_padding(config: Config, source: ModelSource, features: Collection[str
 
         dtype = getattr(torch, resolve_dtype(config.model.dtype, device)[0])
         free = needs_no_padding(config.model.attention, source.config, device=device, dtype=dtype)
-    return config.model_copy(update={"data": config.data.model_copy(update={"padding_free": free})})
+    return config.changed(data={"padding_free": free})
 
 
 def _seed(seed: int) -> None:

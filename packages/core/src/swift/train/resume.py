@@ -126,7 +126,7 @@ def settle_keep(config: Config, checkpoint: Path | None) -> Config:
     before: Any = facts_of(checkpoint).config.get("checkpoint") or {}
     if before.get("keep", ...) is not None:
         return config
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"keep": None})})
+    return config.changed(checkpoint={"keep": None})
 
 
 def _saved(config: Mapping[str, Any], section: str, key: str) -> Any:

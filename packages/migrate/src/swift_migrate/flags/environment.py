@@ -74,10 +74,10 @@ def set_by_environment(draft: Draft, environment: Mapping[str, str]) -> None:
 
 def _set(draft: Draft, environment: Mapping[str, str], variable: str, key: str) -> None:
     """Set a key from a variable, unless it is already set."""
-    value, earlier = environment.get(variable), draft.get(key)
+    value = environment.get(variable)
     if not value:
         return
-    if earlier is not None:
+    if (earlier := draft.get(key)) is not None:
         draft.note(f"{variable} has no effect: {earlier.source} sets {key}.")
         return
     draft.set(key, value, f"the environment variable {variable}")
