@@ -64,7 +64,7 @@ def test_new_plugins_pass_their_own_tests(work: Path) -> None:
     folders = " ".join(f"swift-my-own-{kind}" for kind in WITHOUT_TRAINING)
     done = Reader(work, work / "site").types(Command(f"python -m pytest -q -p no:cacheprovider {folders}"))
     assert done.code == 0, done.printed + done.complained
-    assert "14 passed" in done.printed
+    assert "16 passed" in done.printed
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,10 @@ def test_unusable_names_are_refused(words: str, message: str, tmp_path: Path) ->
     assert done.code == 2
     assert message in done.output
     assert [each.name for each in tmp_path.iterdir()] == ["swift-there"]
+
+
+def test_try_names_the_kind_of_other_plugins(tmp_path: Path) -> None:
+    done = typed(["plugins", "--try", "lora"], tmp_path)
+    assert done.code == 2
+    assert "--try takes a backend, and lora is the name of: tuner." in done.output
+    assert "python -m pytest FOLDER" in done.output

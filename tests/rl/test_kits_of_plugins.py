@@ -11,6 +11,7 @@ from swift.contracts import EpisodeStart, RewardItem
 from swift_rl.testing import EnvironmentConformance, RewardConformance
 
 REWARDS = """
+import random
 import time
 
 
@@ -59,6 +60,29 @@ SEEN = []
 def remembers(completions, **columns):
     SEEN.extend(completions)
     return [float(len(text) + SEEN.count(text)) for text in completions]
+
+
+def counts_from_first(completions, **columns):
+    return [len(text) - 0.1 * index for index, text in enumerate(completions)]
+
+
+counts_from_first.batched = True
+
+
+def unseeded(completions, **columns):
+    return [random.random() for text in completions]
+
+
+def nan(completions, **columns):
+    return [float("nan") for text in completions]
+
+
+def one_too_many(completions, **columns):
+    return [0.0] * (len(completions) + 1)
+
+
+def consumes(completions, solution, **columns):
+    return [float(solution[0].pop() == text) for text in completions]
 """
 ENVIRONMENTS = """
 import random
@@ -96,6 +120,44 @@ class Shared(Game):
 
     def step(self, turn):
         return Observation([{"role": "user", "content": str(Shared.last)}], 0.5)
+
+
+class Counts(Game):
+    played = []
+
+    def reset(self, start):
+        Game.reset(self, start)
+        self.played.append(start.seed)
+
+    def step(self, turn):
+        return Observation([{"role": "user", "content": f"game {len(self.played)}"}], 0.5)
+
+
+class Mutates(Game):
+    def reset(self, start):
+        Game.reset(self, start)
+        start.messages.append({"role": "user", "content": "Guess."})
+
+
+class Repeats(Game):
+    def reset(self, start):
+        Game.reset(self, start)
+        self.messages = []
+
+    def step(self, turn):
+        self.messages.append({"role": "user", "content": "higher"})
+        return Observation(self.messages, 0.5)
+
+
+class Echoes(Game):
+    def step(self, turn):
+        reply = {"role": "user", "content": "higher"}
+        return Observation([{"role": "assistant", "content": turn.text}, reply], 0.5)
+
+
+class OfEachToken(Game):
+    def step(self, turn):
+        return Observation([{"role": "user", "content": "higher"}], [0.5, 0.5])
 
 
 class Mapping(Game):
@@ -137,7 +199,10 @@ def reward(folder: Path, name: str) -> RewardConformance:
 
     class Kit(RewardConformance):
         reward = f"{file}:{name}"
-        items = tuple(RewardItem(({"role": "user", "content": "?"},), text) for text in ("one", "seventeen", "none"))
+        items = tuple(
+            RewardItem(({"role": "user", "content": "?"},), text, columns={"solution": ["one"]})
+            for text in ("one", "seventeen", "none")
+        )
         options = {"reward_timeout": 2.0}  # noqa: RUF012
 
     return Kit()
@@ -167,8 +232,17 @@ def test_correct_reward_passes_its_kit(tmp_path: Path, name: str) -> None:
     ("name", "test", "sentence"),
     [
         ("against_the_mean", "test_values_are_the_same_alone", "together with the others, and 0.0 alone"),
-        ("longest_last", "test_order_is_kept", "has the value 3.0 in order, and 9.0 in reverse order"),
+        ("longest_last", "test_order_is_kept", "3.0 in order, and 9.0 in reverse order: sorted values"),
+        ("counts_from_first", "test_order_is_kept", "in order, and 2.8 in reverse order: an index in the batch?"),
+        ("unseeded", "test_values_repeat", ": random numbers, or state of earlier calls?"),
+        (
+            "consumes",
+            "test_items_stay_unchanged",
+            "changes columns of completion 0: {'solution': ['one']} became",
+        ),
         ("named", "test_values_are_numbers_or_none", "returned 'one', expected a finite number"),
+        ("nan", "test_values_are_numbers_or_none", "returned nan, expected a finite number"),
+        ("one_too_many", "test_values_are_numbers_or_none", "returned 2 values for 1 completions"),
         ("strict", "test_values_are_numbers_or_none", "KeyError: 'solution'"),
         ("slow", "test_values_are_numbers_or_none", "took longer than 2 s"),
         ("constant", "test_completions_have_different_values", "All 3 completions have the value 1.0"),
@@ -196,6 +270,11 @@ def test_correct_environment_passes_its_kit(tmp_path: Path, name: str) -> None:
     [
         ("Unseeded", "test_same_seed_is_the_same_episode", "take everything random from start.seed"),
         ("Shared", "test_episodes_are_independent", "keep the state of an episode in `self`"),
+        ("Counts", "test_same_seed_is_the_same_episode", "keep the state of an episode in `self`"),
+        ("Mutates", "test_messages_are_new", "Start.messages are changed, which the model does not see"),
+        ("Repeats", "test_messages_are_new", "Step returns earlier messages again after 'second'"),
+        ("Echoes", "test_messages_are_new", "Step returns the completion 'first' as a message"),
+        ("OfEachToken", "test_turns_are_observed", "the reward [0.5, 0.5]. Expected: a finite number"),
         ("Mapping", "test_turns_are_observed", "step returned dict. Expected: swift.contracts.Observation"),
         ("Keeps", "test_turns_are_observed", "Step keeps 100 characters of 'first'"),
         ("Unclosed", "test_episodes_are_closed", "Close failed: OSError: still open"),

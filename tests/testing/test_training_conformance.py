@@ -29,6 +29,21 @@ class Mine(BaseObjective):
 """
 TOKENS = "sum(sample.loss_weight for sample in samples)"
 GOOD = "-(logps * batch.weights).sum()"
+HALVED = """
+from swift_testing import TrainingConformance
+
+
+class TestMine(TrainingConformance):
+    settings = {}
+
+    def _trained(self, folder, name, *changes, **more):
+        return {1: (3.0, 2.0 if name == "alone" else 1.0)}
+
+
+for name in set(dir(TrainingConformance)) - {"test_processes_change_nothing"}:
+    if name.startswith("test_"):
+        setattr(TestMine, name, None)
+"""
 
 
 class TestGoodObjective(TrainingConformance):
@@ -69,3 +84,18 @@ def test_broken_objective_is_caught(tmp_path: Path, test: str, weight: str, loss
     kit = kit_of(**{"objective.name": f"{tmp_path}/mine.py:Mine", "tuner.kind": "full"})
     with pytest.raises(AssertionError, match=message):
         getattr(kit, test)(tmp_path)
+
+
+def test_failure_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """pytest prints what differs and the likely cause, no frame of the kit and no source."""
+    file = tmp_path / "test_mine.py"
+    file.write_text(HALVED)
+    assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tmp_path}", str(file)]) == 1
+    printed = capsys.readouterr().out
+    shown = printed.partition("FAILURES")[2].partition("short test summary")[0]
+    sentence = (
+        "step 1: gradient norm is 1, not 2: off by 5.0e-01, allowed is 1e-04. About 1/2: averaged over 2 processes"
+    )
+    assert sentence in shown
+    assert ".py" not in shown
+    assert len([line for line in shown.splitlines() if line]) <= 5

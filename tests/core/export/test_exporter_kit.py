@@ -37,5 +37,5 @@ class OfRemembering(ExporterConformance):
 def test_kit_finds_exporter_that_reads_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit, "open_hooks", lambda exporter: Remembering())
     monkeypatch.setattr(kit, "load_plugin", lambda group, name: None)
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+    with pytest.raises(AssertionError, match="was altered, and the export was verified"):
         OfRemembering().test_altered_file_is_found(tmp_path)

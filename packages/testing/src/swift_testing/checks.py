@@ -27,6 +27,8 @@ from swift_testing.roles import CRITIC, role_of
 from swift_testing.slow_steps import ASLEEP, LATE_RANK, SLOW_AT
 from swift_testing.trials import Needed, Trials, batches_of
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 MOVED = 0.01
 """How far a final weight may be from the reference's, as a part of how far weights moved at most."""
 SAME_LAYOUT = 1e-5
@@ -391,7 +393,6 @@ def _slept(what: str, seconds: float | None) -> None:
 
 def near(what: str, found: float, expected: float, tolerance: float) -> None:
     """Check that numbers agree within a relative tolerance; NaN is near nothing."""
-    __tracebackhide__ = True
     if found == expected:
         return  # two overflows, that is: infinite gradient norms have no difference
     off = abs(found - expected) / max(abs(expected), 1e-8)

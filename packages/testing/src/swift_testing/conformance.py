@@ -24,6 +24,8 @@ from swift_testing.layouts import Layout
 from swift_testing.subjects import Subject
 from swift_testing.trials import Trials
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 CASES_OF_TESTS: Mapping[str, Callable[[Sequence[Case]], Iterable[Case]]] = {
     "case": lambda cases: cases,
     "resumed": lambda cases: (case for case in cases if case.name in RESUMED),

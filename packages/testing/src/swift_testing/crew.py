@@ -35,6 +35,8 @@ import swift_testing.forks  # noqa: F401 - only for its effect
 # Threads do not survive a fork.
 torch.set_num_threads(1)
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 PATIENCE = 420.0
 """Seconds that a job may take."""
 DUMP = signal.SIGUSR2

@@ -14,6 +14,8 @@ import torch
 from swift.contracts import InferenceEngine, Sampling, WeightStream
 from swift.errors import SwiftError
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 LENGTHS = (3, 29, 11, 40, 2, 17)
 """Of the prompts, so that batches are padded."""
 LENGTH = 20
@@ -143,12 +145,11 @@ NARROW = replace(SAMPLED, temperature=0.8, top_k=30, repetition_penalty=1.2, log
 def completions_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check completions token by token, the token that ends them included: each prompt is completed once."""
     completions = list(engine.generate(reference.prompts, GREEDY))
-    assert sorted(index for index, _ in completions) == list(range(len(reference.prompts)))
+    _same("completed prompts", sorted(index for index, _ in completions), list(range(len(reference.prompts))))
     for index, completion in completions:
         expected = reference.complete(reference.prompts[index])
-        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {index}"
-    assert "stop" in {completion.finish_reason for _, completion in completions}
-    assert "length" in {completion.finish_reason for _, completion in completions}
+        _same(f"prompt {index}", (completion.token_ids, completion.finish_reason), expected)
+    _same("reasons to end", {completion.finish_reason for _, completion in completions}, {"stop", "length"})
 
 
 def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -180,22 +181,23 @@ def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: Transfor
         left: Any = engine.stream(reference.prompts[1], sampling)
         next(left)
         left.close()
-        assert list(engine.stream(reference.prompts[0], sampling)) == whole
+        _same("a streamed completion", list(engine.stream(reference.prompts[0], sampling)), whole)
 
 
 def scores_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check the scores of every token after the first, and whether it was the likeliest."""
     scores = dict(engine.score(reference.prompts))
-    assert sorted(scores) == list(range(len(reference.prompts)))
+    _same("scored prompts", sorted(scores), list(range(len(reference.prompts))))
     # A completion is made of the likeliest tokens, a random prompt is not.
     ids = [*reference.prompts[0], *reference.complete(reference.prompts[0])[0]]
     ((_, of_completion),) = engine.score([ids])
     count = len(ids) - len(reference.prompts[0])
-    assert all(of_completion.likeliest[-count:])
+    _same("likeliest of a greedy completion", of_completion.likeliest[-count:], [True] * count)
     for index, prompt in enumerate(reference.prompts):
         _close(scores[index].logprobs, _of(reference, prompt), reference.tolerance)
         likeliest = reference.logprobs(prompt).argmax(-1).tolist()
-        assert scores[index].likeliest == [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
+        expected = [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
+        _same(f"likeliest of prompt {index}", scores[index].likeliest, expected)
 
 
 def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -204,10 +206,10 @@ def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, referenc
         return
     for index, score in engine.score(reference.prompts, top=TOP):
         every = reference.logprobs(reference.prompts[index])
-        assert score.top_ids is not None
-        assert score.top_logprobs is not None
+        assert score.top_ids is not None, f"top_ids of prompt {index} is None, with top={TOP}"
+        assert score.top_logprobs is not None, f"top_logprobs of prompt {index} is None, with top={TOP}"
         ids = torch.from_numpy(score.top_ids).long()
-        assert all(len(set(row)) == TOP for row in ids.tolist())
+        _same(f"likeliest tokens of prompt {index}", {len(set(row)) for row in ids.tolist()}, {TOP})
         # Tokens that are alike to the last digit come in any order: how likely they are is compared.
         logprobs = torch.from_numpy(score.top_logprobs)
         _close(logprobs.flatten().tolist(), every.gather(-1, ids).flatten().tolist(), reference.tolerance)
@@ -225,9 +227,9 @@ def samples_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: 
     assert len({tuple(whole[index]) for index in range(4)}) > 1, "the same prompt gave the same completion four times"
     chosen = (5, 2)
     part = dict(engine.generate([prompts[index] for index in chosen], replace(SAMPLED, numbers=chosen)))
-    assert [part[at].token_ids for at in range(2)] == [whole[index] for index in chosen]
+    _same("samples of two prompts alone", [part[at].token_ids for at in range(2)], [whole[index] for index in chosen])
     other = {index: completion.token_ids for index, completion in engine.generate(prompts, replace(SAMPLED, seed=8))}
-    assert other != whole
+    assert other != whole, "another seed gave the same samples"
 
 
 def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -246,7 +248,7 @@ def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference
     ordered, tokens = warm.sort(descending=True)
     count = int((ordered.cumsum(0) < 0.3).sum()) + 1
     nucleus = [c.token_ids[0] for _, c in engine.generate([prompt] * SAMPLES, replace(sampling, top_p=0.3))]
-    assert set(nucleus) == set(tokens[:count].tolist())
+    _same("tokens sampled with top_p=0.3", {*nucleus}, {*tokens[:count].tolist()})
 
 
 def penalties_candidates_and_stops_are_those_of_transformers(
@@ -256,20 +258,20 @@ def penalties_candidates_and_stops_are_those_of_transformers(
     penalised = dict(engine.generate(reference.prompts, Sampling(max_new_tokens=6, repetition_penalty=1.5)))
     for index, prompt in enumerate(reference.prompts):
         given = penalised[index].token_ids
-        assert given == reference.penalised(prompt, 1.5)[: len(given)], f"prompt {index}"
+        _same(f"prompt {index} with a penalty", given, reference.penalised(prompt, 1.5)[: len(given)])
 
     prompt = reference.prompts[2]
     likeliest = reference.logprobs([*prompt, 0])[-1].topk(3).indices.tolist()
     among = Sampling(max_new_tokens=1, temperature=2.0, top_k=3, seed=3)
     sampled = {completion.token_ids[0] for _, completion in engine.generate([prompt] * 64, among)}
-    assert sampled == set(likeliest)
+    _same("tokens sampled with top_k=3", sampled, {*likeliest})
 
     last = reference.prompts[1]
     whole, _ = reference.complete(last)
     stopped = replace(GREEDY, is_over=lambda tokens: len(tokens) >= 3)
     ((_, completion),) = engine.generate([last], stopped)
-    assert (completion.token_ids, completion.finish_reason) == (whole[:3], "stop")
-    assert list(engine.stream(last, stopped)) == whole[:3]
+    _same("a completion that `is_over` ends", (completion.token_ids, completion.finish_reason), (whole[:3], "stop"))
+    _same("the same, streamed", list(engine.stream(last, stopped)), whole[:3])
 
 
 def weights_can_be_replaced(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -336,7 +338,7 @@ def completions_are_those_of_transformers_with(engine: InferenceEngine, referenc
     """Check completions for weights of which it is not known that some completion ends by itself."""
     for index, completion in engine.generate(reference.prompts, GREEDY):
         expected = reference.complete(reference.prompts[index])
-        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {index}"
+        _same(f"prompt {index}", (completion.token_ids, completion.finish_reason), expected)
 
 
 def _of(reference: TransformersReference, tokens: Sequence[int]) -> list[float]:
@@ -346,7 +348,11 @@ def _of(reference: TransformersReference, tokens: Sequence[int]) -> list[float]:
     return values
 
 
+def _same(what: str, found: Any, expected: Any) -> None:
+    assert found == expected, f"{what}: {found}, not {expected}"
+
+
 def _close(found: Sequence[float], expected: Sequence[float], tolerance: float) -> None:
-    assert len(found) == len(expected)
+    _same("number of log-probabilities", len(found), len(expected))
     furthest = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
     assert furthest <= tolerance, f"log-probabilities differ by {furthest:.1e}"

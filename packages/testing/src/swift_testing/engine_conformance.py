@@ -13,6 +13,8 @@ from swift.terminal import say_nothing
 from swift_testing.engine_checks import CHECKS, Check, TransformersReference
 from swift_testing.subjects import write_model
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 
 class EngineConformance:
     """Opens the engine once, on a tiny model in fp32, and compares it with transformers."""

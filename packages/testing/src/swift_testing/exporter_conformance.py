@@ -19,6 +19,8 @@ from swift.plugins import load_plugin, open_hooks
 from swift.train import train
 from swift_testing.subjects import conversations, write_jsonl, write_model
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 
 class ExporterConformance:
     """Exports tiny models, and checks that swift verified them, and that it finds an altered file."""
@@ -34,7 +36,7 @@ class ExporterConformance:
     def test_model_is_exported_and_verified(self, tmp_path: Path, tied: bool) -> None:
         """Export a model folder, with a head of its own and one that shares the embedding's weight."""
         report = self._exported(write_model(tmp_path / "model", tie_word_embeddings=tied))
-        assert report["verified"], report.get("reason")
+        assert report["verified"], f"not verified: {report.get('reason')}"
 
     def test_adapter_is_exported_and_verified(self, tmp_path: Path) -> None:
         """Export a run of one step with LoRA: what is compared is the merged model."""
@@ -48,13 +50,17 @@ class ExporterConformance:
         checkpoint = train(config_from_mapping(settings)).last_checkpoint
         assert checkpoint is not None
         report = self._exported(checkpoint)
-        assert report["verified"], report.get("reason")
+        assert report["verified"], f"not verified: {report.get('reason')}"
 
     def test_altered_file_is_found(self, tmp_path: Path) -> None:
         """Change bytes in the largest file after it was written: the export must fail."""
         exporter = open_hooks(exporter=load_plugin("swift.exporters", self.exporter))
-        with pytest.raises(SwiftError):
-            self._exported(write_model(tmp_path / "model"), _Altering(exporter))
+        altering = _Altering(exporter)
+        try:
+            self._exported(write_model(tmp_path / "model"), altering)
+        except SwiftError:
+            return
+        raise AssertionError(f"{altering.altered} was altered, and the export was verified: does swift_reload read it?")
 
     def _exported(self, source: Path, exporter: ExporterHooks | None = None) -> dict[str, Any]:
         out = source.parent / "exported"
@@ -70,6 +76,8 @@ class _Altering(ExporterHooks):
     def __init__(self, exporter: Any) -> None:
         self._exporter = exporter
         self.plugins = exporter.plugins
+        self.altered = ""
+        """The name of the file."""
 
     def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
         folder: Path = self._exporter.swift_export(run, weights, request)
@@ -79,6 +87,7 @@ class _Altering(ExporterHooks):
         for index in range(middle, min(middle + 64, len(content))):
             content[index] ^= 0xFF
         largest.write_bytes(content)
+        self.altered = largest.name
         return folder
 
     def swift_reload(self, folder: Path, source: ModelSource) -> Reloaded | None:

@@ -19,6 +19,8 @@ from swift_testing.crew import run_jobs, succeeded
 from swift_testing.layouts import Layout
 from swift_testing.subjects import conversations, write_model
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
 STEPS, ROWS = 6, 8
 Curve = dict[int, tuple[float, float]]
 """Step → loss and gradient norm."""
@@ -84,7 +86,7 @@ class TrainingConformance:
         (run,) = (tmp_path / "trained").glob("*/run")
         export_checkpoint(run, to="hf", options=ExportSection(out=out), say=lambda _: None)
         report = json.loads((out / "verification.json").read_text(encoding="utf-8"))
-        assert report["verified"], report.get("reason")
+        assert report["verified"], f"not verified: {report.get('reason')}"
 
     def _trained(
         self,
@@ -112,7 +114,6 @@ class TrainingConformance:
         return curve
 
     def _same(self, found: Curve, expected: Curve, how: str) -> None:
-        __tracebackhide__ = True
         assert found.keys() == expected.keys(), f"{how}: steps {[*found]}, not {[*expected]}"
         for step, (loss, norm) in expected.items():
             near(f"{how}, step {step}: loss", found[step][0], loss, self.tolerance)

@@ -50,6 +50,9 @@ class Needed(NamedTuple):
     """That run."""
 
 
+__tracebackhide__ = True  # pytest shows the sentence alone
+
+
 class Trials:
     """Runs of `backend`, by case and layout. Folders lie in `folder`."""
 

@@ -128,6 +128,12 @@ def _check_is_new(kind: Kind, name: str, folder: Path) -> None:
 def _try(backend: str, processes: int) -> int:
     from swift.plugins.load import find, load
 
+    kinds = [entry.kind for entry in list_plugins() if entry.name == backend]
+    if kinds and "backend" not in kinds:
+        raise UsageError(
+            f"--try takes a backend, and {backend} is the name of: {', '.join(kinds)}.",
+            hint="Run the test of its package instead: python -m pytest FOLDER",
+        )
     load(find("swift.backends", backend))  # report an unknown name before heavy imports
     from swift.models.quiet import quiet_libraries
 

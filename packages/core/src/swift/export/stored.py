@@ -16,7 +16,7 @@ from swift.contracts import ExportRequest, ModelSource
 from swift.errors import CheckpointError
 from swift.export.job import installed_exporter
 from swift.models.heads import VALUE_HEAD
-from swift.models.plain_lora import as_plain_lora, is_start
+from swift.models.plain_lora import as_plain_lora, is_frozen_factor
 from swift.models.trust import section_from_file
 from swift.terminal import Say
 
@@ -57,7 +57,7 @@ def stored_weights(
     if isinstance(checkpoint, Checkpoint):
         _check_trained(checkpoint, stored, source)
     if adapter is not None:
-        ordered = sorted(stored, key=is_start, reverse=True)
+        ordered = sorted(stored, key=is_frozen_factor, reverse=True)
         yield from as_plain_lora((name, checkpoint.read(model_name(name))) for name in ordered)
         return
     trained = set(stored)

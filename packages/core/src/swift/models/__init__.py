@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from swift.models.pair_template import template_of_export as template_of_export
     from swift.models.pair_template import with_pairs as with_pairs
     from swift.models.pair_template import write_pair_template as write_pair_template
-    from swift.models.plain_lora import is_start as is_start
+    from swift.models.plain_lora import is_frozen_factor as is_frozen_factor
     from swift.models.precision import DTYPES as DTYPES
     from swift.models.precision import resolve_dtype as resolve_dtype
     from swift.models.sentence_files import add_prompts as add_prompts
@@ -62,7 +62,7 @@ __getattr__ = lazy_names(
         "opening": "as_model_error",
         "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens template_of_export "
         "with_pairs write_pair_template",
-        "plain_lora": "is_start",
+        "plain_lora": "is_frozen_factor",
         "precision": "DTYPES resolve_dtype",
         "sentence_files": "add_prompts stored_prompts",
         "source": "HfSource open_source",

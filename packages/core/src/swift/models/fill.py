@@ -11,7 +11,7 @@ from swift.contracts import ModelSource, Run
 from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.heads import VALUE_HEAD
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
-from swift.models.plain_lora import is_start
+from swift.models.plain_lora import is_frozen_factor
 from swift.models.quantize import is_quantised
 from swift.plugins.tuner import tuner_of
 
@@ -66,7 +66,7 @@ def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
         parameter = parameters[memory]
         if disk in given or disk in run.adapter_start:
             keep(parameter, given[disk] if disk in given else run.adapter_start[disk])
-        elif is_start(disk):  # a resumed run reads it from its checkpoint
+        elif is_frozen_factor(disk):  # a resumed run reads it from its checkpoint
             keep(parameter, torch.zeros(whole_shape(parameter)))
         else:
             first = selected.initial(disk, torch.Size(whole_shape(parameter)), run.config.train.seed)

@@ -49,6 +49,6 @@ def as_plain_lora(weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
         del tensor, start  # before the next one is made
 
 
-def is_start(name: str) -> bool:
+def is_frozen_factor(name: str) -> bool:
     """Return whether a tensor in a checkpoint is a frozen factor."""
     return any(mark in name for mark in _TRAINED)

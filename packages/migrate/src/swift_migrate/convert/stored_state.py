@@ -8,7 +8,7 @@ from swift.checkpoint import Checkpoint
 from swift.config.sections import Config, OptimSection
 from swift.contracts import ModelSource, TrainedState
 from swift.errors import CheckpointError
-from swift.models import is_start
+from swift.models import is_frozen_factor
 from swift.optim import Schedule
 from swift.plugins.tuner import tuner_of
 from swift.terminal import say_nothing
@@ -27,7 +27,7 @@ class StoredState(TrainedState):
         self._checkpoint = checkpoint
         self.source = source
         self._stored = frozenset(checkpoint.names())
-        if any(map(is_start, self._stored)):
+        if any(map(is_frozen_factor, self._stored)):
             raise CheckpointError(
                 f"{checkpoint.folder} has an adapter with frozen initial factors (tuner.init), whose optimizer state "
                 "third-party formats cannot represent.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from swift_rl.environments.hosted import HostedEpisodes
 from swift_rl.environments.select import select_environment
 from swift_rl.options import OnlineOptions
 from swift_rl.reward_options import RewardOptions
+from swift_rl.rewards.loading import load_reward
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import check_columns, select_rewards
 from swift_rl.rewards.tool_calls import calls_in
@@ -54,22 +56,33 @@ class RewardConformance:
     def test_values_are_the_same_alone(self) -> None:
         """The value of a completion does not depend on those that are scored with it."""
         together = self._values(self.items)
-        for index, item in enumerate(self.items):
-            (alone,) = self._values([item])
-            _compare(f"completion {index}", together[index], alone, "together with the others", "alone")
+        alone = [value for item in self.items for value in self._values([item])]
+        _compare(together, alone, ("together with the others", "alone"), "a mean or a rank of all completions?")
 
     def test_order_is_kept(self) -> None:
         """Values are returned in the order of the completions."""
         forward, backward = self._values(self.items), self._values(list(reversed(self.items)))[::-1]
-        for index, (one, other) in enumerate(zip(forward, backward, strict=True)):
-            _compare(f"completion {index}", one, other, "in order", "in reverse order")
+        reordered = sorted(map(str, forward)) == sorted(map(str, backward))
+        cause = "sorted values, or a set of completions?" if reordered else "an index in the batch?"
+        _compare(forward, backward, ("in order", "in reverse order"), cause)
 
     def test_values_repeat(self) -> None:
         """A process that has scored completions scores them again with the same values."""
         with self._pool() as pool:
             first, second = (self._scored(pool, self.items) for _ in range(2))
-        for index, (one, other) in enumerate(zip(first, second, strict=True)):
-            _compare(f"completion {index}", one, other, "the first time", "the second time")
+        _compare(first, second, ("the first time", "the second time"), "random numbers, or state of earlier calls?")
+
+    def test_items_stay_unchanged(self) -> None:
+        """A reward leaves its items alone: in the training process other rewards read the same ones."""
+        with _in_one_sentence():
+            (selected,) = select_rewards([self.reward], self._options())
+            reward = selected.reward or load_reward(selected.described)
+        for index, item in enumerate(self.items):
+            before = asdict(item)  # a copy
+            reward.score([item])
+            for name, value in before.items():
+                if (after := asdict(item)[name]) != value:
+                    _fail(f"score changes {name} of completion {index}: {_brief(value)} became {_brief(after)}")
 
     def _options(self) -> RewardOptions:
         limits = {"reward_workers": 1, "reward_retries": 0, "reward_max_failed": 1.0}
@@ -116,11 +129,30 @@ class EnvironmentConformance:
                 if (keep := seen["keep"]) is not None and (keep > len(response) or not seen["text"]):
                     _fail(f"step keeps {keep} characters of {response!r}; `keep` needs `text` and fits the response")
 
+    def test_messages_are_new(self) -> None:
+        """`step` returns what the conversation does not have yet, and `reset` leaves that of the start alone."""
+        for start in self.starts:
+            seen, host = self._played(HostedEpisodes(), start), HostedEpisodes()
+            task, row = (self._task(start, "alone", 0) for _ in range(2))
+            host.reply(task, lambda: None)
+            self._reply(host, start, "alone", 1)
+            if seen[0] is None and task["start"]["messages"] != row["start"]["messages"]:
+                _fail("start.messages are changed, which the model does not see; return messages from `reset` instead")
+            before = row["start"]["messages"] if seen[0] is None else seen[0]
+            for response, observation in zip(self.responses, seen[1:], strict=False):
+                messages = observation["messages"]
+                if before and len(messages) > len(before) and messages[: len(before)] == before:
+                    _fail(f"step returns earlier messages again after {response!r}; return only those that are new")
+                if any(each.get("role") == "assistant" and each.get("content") == response for each in messages):
+                    _fail(f"step returns the completion {response!r} as a message; the conversation has it already")
+                before = messages
+
     def test_same_seed_is_the_same_episode(self) -> None:
         """An episode is a function of its start and of the responses, also in another process."""
         for start in self.starts:
             one, other = (self._played(HostedEpisodes(), start) for _ in range(2))
-            self._compare(start, one, other, "another time", "take everything random from start.seed")
+            remedy = "take everything random from start.seed, and keep the state of an episode in `self`"
+            self._compare(start, one, other, "another time", remedy)
 
     def test_episodes_are_independent(self) -> None:
         """Episodes that alternate in one process observe what they observe alone."""
@@ -156,7 +188,8 @@ class EnvironmentConformance:
 
     def _task(self, start: EpisodeStart, key: str, turns: int) -> dict[str, Any]:
         turns_so_far = [asdict(_turn(text, number)) for number, text in enumerate(self.responses[:turns], start=1)]
-        return {"key": key, "environment": self._described, "start": asdict(start), "turns": turns_so_far}
+        as_sent = json.loads(json.dumps(asdict(start)))
+        return {"key": key, "environment": self._described, "start": as_sent, "turns": turns_so_far}
 
     def _reply(self, host: HostedEpisodes, start: EpisodeStart, key: str, turns: int) -> Any:
         reply = host.reply(self._task(start, key, turns), lambda: None)
@@ -197,9 +230,10 @@ def _in_one_sentence() -> Iterator[None]:
         _fail(error.message.rstrip("."))
 
 
-def _compare(what: str, one: float | None, other: float | None, how: str, otherwise: str) -> None:
-    if one != other:
-        _fail(f"{what} has the value {one} {how}, and {other} {otherwise}: a value may depend on its item only")
+def _compare(ones: Values, others: Values, how: tuple[str, str], cause: str) -> None:
+    for index, (one, other) in enumerate(zip(ones, others, strict=True)):
+        if one != other:
+            _fail(f"completion {index} has the value {one} {how[0]}, and {other} {how[1]}: {cause}")
 
 
 def _brief(seen: Any) -> str:
