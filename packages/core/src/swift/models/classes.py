@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from swift.config.sections import ModelSection
 
 ENCODERS = frozenset(
-    {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "funnel",
-     "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta",
-     "xlm-roberta-xl"}
+    {"albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2",
+     "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte", "ibert",
+     "jina_embeddings_v3", "longformer", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mra", "neomme",
+     "nomic_bert", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
+     "squeezebert", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod", "yoso"}
 )  # fmt: skip
-"""Common types of encoders, to be refused as language models without torch; `is_encoder` finds all."""
+"""Types of encoders, to be refused as language models without torch; `is_encoder` finds all."""
 ENCODER_TASKS = ("embedding", "seq_cls")
 
 DECODERS = "Use a decoder such as qwen3-0.6b or, for embeddings, Qwen/Qwen3-Embedding-0.6B."

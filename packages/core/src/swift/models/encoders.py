@@ -38,7 +38,7 @@ def class_of_encoder(config: Any, task: str) -> Any:
     found = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     if found is None or encoder_half(config) is not None:
         raise ModelError(
-            f"transformers has no class for the scores of {config.model_type} models.",
+            f"transformers has no class for the scores of {config.model_type} encoders.",
             hint="Use another encoder, or train vectors: --task_type embedding",
         )
     return found
