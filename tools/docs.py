@@ -360,8 +360,9 @@ def _encoders(results: dict[str, Any]) -> list[str]:
     columns = list(dict.fromkeys(cell for tasks in types.values() for cells in tasks.values() for cell in cells))
     rows = [f"| type | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     refused: dict[str, list[str]] = {}
+    every = max(len(tasks) for tasks in types.values())
     for name, tasks in types.items():
-        rows.append(f"| `{name}` | {' | '.join(_tasks(tasks, column) for column in columns)} |")
+        rows.append(f"| `{name}` | {' | '.join(_tasks(tasks, column, every) for column in columns)} |")
         notes = {each["note"] for cells in tasks.values() for each in cells.values() if each["result"] == "refused"}
         for sentence in sorted({_general(note, name) for note in notes}):
             refused.setdefault(sentence, []).append(name)
@@ -379,11 +380,11 @@ def _encoders(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _tasks(tasks: dict[str, Any], column: str) -> str:
+def _tasks(tasks: dict[str, Any], column: str, every: int) -> str:
     """Return the tasks for which a type trains in a layout; an empty string where none was tried."""
     tried = {task: cells[column]["result"] for task, cells in tasks.items() if column in cells}
     equal = [task for task, result in tried.items() if result == "equal"]
-    if tried and len(equal) == len(tasks):
+    if len(equal) == every:
         return "all"
     return ", ".join(equal) or ("refused" if tried else "")
 

@@ -29,14 +29,14 @@ def main(arguments: Sequence[str]) -> int:
     cells_of = import_module("encoder_cells")
     earlier = json.loads(RESULTS.read_text(encoding="utf-8")) if arguments and RESULTS.is_file() else {}
     names = list(arguments) or cells_of.encoder_types()
-    types, not_made = earlier.get("types", {}), earlier.get("not_made", {})
+    types = earlier.get("types", {})
     for name in names:
         types.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="swift-encoders-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        for step in sweep(names, Path(folder), types, not_made):
+        for step in sweep(names, Path(folder), types):
             print(step, flush=True)
-            write(json.loads(json.dumps(types).replace(f"{folder}/", "")), not_made)
+            write(json.loads(json.dumps(types).replace(f"{folder}/", "")))
     bad = [
         f"{name}, {task}, {cell}: {verdict['result']}: {verdict['note']}"
         for name in names
@@ -48,19 +48,13 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if bad else 0
 
 
-def sweep(
-    names: Sequence[str], folder: Path, types: dict[str, dict[str, dict[str, Any]]], not_made: dict[str, str]
-) -> Iterator[str]:
-    """Fill in the verdicts by type, task and column, or why a type has no tiny model, and yield what is done."""
+def sweep(names: Sequence[str], folder: Path, types: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
+    """Fill in the verdicts by type, task and column, and yield what is done."""
     cells_of = import_module("encoder_cells")
     subjects = []
     for name in names:
-        for task in cells_of.TASKS:
-            try:
-                subject = cells_of.EncoderSubject(name, folder, task)
-            except Exception as error:  # whatever the code of a type raises for sizes that it does not expect
-                not_made[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-                continue
+        for task in cells_of.tasks_of(name):
+            subject = cells_of.EncoderSubject(name, folder, task)
             found = cells_of.encoder_verdicts(subject)
             types.setdefault(name, {})[task] = {cell: vars(verdict) for cell, verdict in found.items()}
             subjects.append(subject)
@@ -74,9 +68,9 @@ def sweep(
         yield cell.name
 
 
-def write(types: dict[str, Any], not_made: dict[str, str]) -> None:
+def write(types: dict[str, Any]) -> None:
     """Write what `make docs` makes the section of."""
-    facts = {"command": "make encoders", "versions": {name: version(name) for name in ENGINES}, "not_made": not_made}
+    facts = {"command": "make encoders", "versions": {name: version(name) for name in ENGINES}}
     lines = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(types[name])}" for name in sorted(types))
     RESULTS.write_text(f'{{\n "facts": {json.dumps(facts)},\n "types": {{\n  {lines}\n }}\n}}\n', encoding="utf-8")
 

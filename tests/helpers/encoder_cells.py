@@ -18,9 +18,15 @@ from tiny_runs import Trained, run_training
 from tiny_types import STD, tiny_config
 from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    MODEL_MAPPING,
+)
 from type_cells import (
     COMMON,
     EXPORTED,
@@ -144,16 +150,27 @@ CELLS = (
 NOT_TEXT = {
     "layoutlm": "reads the positions of words on a page",
     "luke": "reads entities",
+    "modernvbert": "reads images",
     "perceiver": "reads bytes, or images",
     "tapas": "reads tables",
     "reformer": "trains only in rows of one fixed length",
+    **dict.fromkeys(("bart", "mbart", "mvp"), "has a decoder too, and no class for its encoder"),
 }
 """Types that transformers maps to masked language models and that are no encoders of plain text."""
+ENCODER_HALVES = ("mt5", "t5", "umt5")
+"""Types of which the encoder alone makes vectors."""
 
 
 def encoder_types() -> list[str]:
     """Return the types of transformers' encoders of text."""
-    return [name for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES if name not in NOT_TEXT and name in CONFIG_MAPPING_NAMES]
+    found = [name for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES if name not in NOT_TEXT]
+    return [name for name in (*found, *ENCODER_HALVES) if name in CONFIG_MAPPING_NAMES]
+
+
+def tasks_of(name: str) -> list[str]:
+    """Return the tasks that transformers has a class of this type for."""
+    scores = name in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and name not in ENCODER_HALVES
+    return [task for task in TASKS if scores or task == "embedding"]
 
 
 def write_encoder(name: str, folder: Path, task: str) -> Path:
@@ -161,9 +178,8 @@ def write_encoder(name: str, folder: Path, task: str) -> Path:
     config, tokenizer = tiny_config(name), encoder_tokenizer()
     config.pad_token_id, config.eos_token_id, config.bos_token_id = tokenizer.pad_token_id, None, None
     config.num_labels = {"embedding": 2, "reranker": 1, "seq_cls": LABELS}[task]
-    kind = AutoModel if task == "embedding" else AutoModelForSequenceClassification
     torch.manual_seed(0)
-    model = kind.from_config(config, dtype=torch.float32)
+    model = _class_of(config, task)._from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
@@ -176,12 +192,22 @@ def write_encoder(name: str, folder: Path, task: str) -> Path:
 
 
 def load_encoder(folder: Path, task: str) -> Any:
-    """Return the model as transformers reads it, in fp32; for vectors without the pooler, which has no gradient."""
-    kind = AutoModel if task == "embedding" else AutoModelForSequenceClassification
+    """Return the model as transformers reads it, in fp32; for vectors without training the pooler."""
+    kind = _class_of(AutoConfig.from_pretrained(folder), task)
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     if task == "embedding" and getattr(model, "pooler", None) is not None:
-        model.pooler = None
+        model.pooler.requires_grad_(False)
     return model.train()
+
+
+def _class_of(config: Any, task: str) -> Any:
+    """Return transformers' class for a task: of those that it has for vectors, the one of an encoder alone."""
+    if task != "embedding":
+        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    if config.model_type in ENCODER_HALVES:
+        return MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)]
+    found = MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple) else found
 
 
 class EncoderSubject:

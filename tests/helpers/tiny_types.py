@@ -102,6 +102,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dots1": {
         "num_experts_per_tok": 2, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1
     },
+    "esm": {"vocab_size": VOCABULARY, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 3},
+    "esmc": {"num_key_value_heads": HEADS},
     "gemma4_text": {"global_head_dim": 2 * HEAD},
     "gemma3n_text": {"num_kv_shared_layers": 2, "intermediate_size": INNER},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},

@@ -78,6 +78,9 @@ def test_encoders_have_plans_for_vectors_alone(tmp_path: Path) -> None:
     language_model = typed(words, tmp_path)
     assert language_model.code == 2
     assert "is an encoder (bert)" in language_model.output
+    halves = {"model_type": "t5", "vocab_size": 32128, "d_model": 64, "num_heads": 4, "is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(halves))
+    assert "t5 models are encoder-decoders" in typed([*words, "--task_type", "embedding"], tmp_path).output
 
 
 def test_many_devices_show_failure_advice(tmp_path: Path) -> None:

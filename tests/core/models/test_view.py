@@ -318,7 +318,7 @@ def test_fault_beyond_a_window_is_refused_when_padded(faulty_layers):
     model = faulty_layers(scale_long_rows)
     with pytest.raises(ModelError, match=r"in rows longer than sliding_window 4,096") as caught:
         ViewModule(model, attention=attention(model, flat=False))
-    assert "--train.micro_batch 1" in str(caught.value)
+    assert "--data.padding_free true" in str(caught.value)
 
 
 def test_leak_beyond_a_window_is_refused_when_packed(faulty_layers, monkeypatch):

@@ -91,7 +91,8 @@ def reason(best: Candidate, other: Candidate) -> str:
     if other is best:
         return ""
     if other.time.total < 1.02 * best.time.total:
-        return f"is as fast, with {other.peak / _GIB - best.peak / _GIB:+.1f} GiB"
+        more_memory = round((other.peak - best.peak) / _GIB, 1)
+        return f"is as fast, with {f'{more_memory:+.1f} GiB' if more_memory else 'as much memory'}"
     if name == "arithmetic" and other.recompute and not best.recompute:
         name = "recomputing activations"
     return f"is slower: {name} {more[max(more, key=lambda each: more[each])]:+.3g} s"

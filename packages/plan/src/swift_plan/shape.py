@@ -267,9 +267,10 @@ def shape_of(config: Mapping[str, Any], name: str, task: str = CAUSAL_LM) -> Mod
         )
 
     kind = str(getattr(text, "model_type", None) or config.get("model_type") or "")
-    if kind in ENCODERS - _ENCODERS:
+    halves = getattr(text, "is_encoder_decoder", False)
+    if halves or kind in ENCODERS - _ENCODERS:
         raise ModelError(
-            f"Cannot plan {name}: {kind} encoders have sizes of their own.",
+            f"Cannot plan {name}: {kind} {'models are encoder-decoders' if halves else 'encoders are not counted'}.",
             hint=f"Train it without a plan. Encoders that can be planned: {', '.join(sorted(_ENCODERS))}",
         )
     hidden = int(get("hidden_size", "n_embd", "d_model", "dim"))

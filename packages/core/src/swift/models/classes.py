@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from swift.config.sections import ModelSection
 
 ENCODERS = frozenset(
-    {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "funnel",
-     "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta",
-     "xlm-roberta-xl"}
+    {"albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2",
+     "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte", "ibert",
+     "jina_embeddings_v3", "longformer", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mra", "neomme",
+     "nomic_bert", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
+     "squeezebert", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod", "yoso"}
 )  # fmt: skip
-"""Common types of encoders, to be refused as language models without torch; `is_encoder` finds all."""
+"""Types of encoders, to be refused as language models without torch; `is_encoder` finds all."""
 ENCODER_TASKS = ("embedding", "seq_cls")
 
 DECODERS = "Use a decoder such as qwen3-0.6b or, for embeddings, Qwen/Qwen3-Embedding-0.6B."
@@ -25,14 +27,18 @@ OF_ENCODERS = (
     "model, use a decoder such as qwen3-0.6b."
 )
 """What to type where an encoder is to be a language model."""
+OF_HALVES = "Type --task_type embedding. To train a language model, use a decoder such as qwen3-0.6b."
+"""What to type for an encoder-decoder of which the encoder can be trained alone."""
 
 
 def is_encoder(config: Any) -> bool:
     """Return whether a model of text sees the tokens before and after each: transformers trains it by masking."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
+    if encoder_half(config) is not None:
+        return True
     decodes = getattr(config, "is_decoder", False) or _encodes_first(config)
-    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes and not config.sub_configs
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes and config.get_text_config() is config
 
 
 def body_class(config: Any) -> Any:
@@ -44,8 +50,16 @@ def encoder_body(config: Any) -> Any:
     """Return transformers' class of an encoder without a head; of Funnel, which has two, the one for each token."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    found = MODEL_MAPPING[type(config)]
+    found = encoder_half(config) or MODEL_MAPPING[type(config)]
     return found[0] if isinstance(found, tuple) else found
+
+
+def encoder_half(config: Any) -> Any:
+    """Return the class of the encoder alone of an encoder-decoder such as T5; None where transformers has none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+    found = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
+    return found if found is not None and found.__name__.endswith("EncoderModel") and not config.sub_configs else None
 
 
 def causal_class(config: Any) -> Any:
@@ -102,6 +116,8 @@ def refusal(config: Any, name: str) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     kind = f"{name} is a {config.model_type} model"
+    if encoder_half(config) is not None:
+        return f"{kind}, an encoder-decoder. swift trains only its encoder, as an embedding model."
     if _encodes_first(config) or _encodes_first(config.get_text_config()):
         return f"{kind}, an encoder-decoder. swift trains decoder-only models."
     if is_encoder(config):

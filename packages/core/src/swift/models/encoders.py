@@ -20,7 +20,7 @@ from swift.data.batch import MicroBatch
 from swift.data.samples import TOKEN_TYPES
 from swift.errors import ModelError
 from swift.models import attention_both_ways as _registered  # noqa: F401 - a kernel that views of encoders name
-from swift.models.classes import encoder_body, is_encoder
+from swift.models.classes import encoder_body, encoder_half, is_encoder
 from swift.parsing.tasks import EMBEDDING
 
 _POOLER = "pooler"
@@ -36,9 +36,9 @@ def class_of_encoder(config: Any, task: str) -> Any:
     if task == EMBEDDING:
         return _without_pooler(encoder_body(config))
     found = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
-    if found is None:
+    if found is None or encoder_half(config) is not None:
         raise ModelError(
-            f"transformers has no class for the scores of {config.model_type} models.",
+            f"transformers has no class for the scores of {config.model_type} encoders.",
             hint="Use another encoder, or train vectors: --task_type embedding",
         )
     return found
@@ -165,10 +165,13 @@ def _end_to_end(base: Any, inputs: dict[str, Any], index: torch.Tensor) -> Itera
         output["last_hidden_state"] = output.last_hidden_state[0][index]
         return output
 
-    hooks = [
-        base.register_forward_pre_hook(give, with_kwargs=True),
-        _layers(base).register_forward_hook(lay_out),
-    ]
+    def lay_out_given(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (given[0][0][index], *given[1:])
+
+    layers, pooler = _layers(base), getattr(base, _POOLER, None)
+    hooks = [base.register_forward_pre_hook(give, with_kwargs=True), layers.register_forward_hook(lay_out)]
+    if layers is base and pooler is not None:
+        hooks.append(pooler.register_forward_pre_hook(lay_out_given))
     try:
         yield
     finally:

@@ -21,9 +21,11 @@ from swift.models.classes import (
     DECODERS,
     ENCODER_TASKS,
     OF_ENCODERS,
+    OF_HALVES,
     auto_class,
     causal_name,
     encoder_class,
+    encoder_half,
     has_encoder,
     is_encoder,
     refusal,
@@ -596,7 +598,8 @@ def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
 def _check_causal(config: Any, section: ModelSection) -> None:
     if is_encoder(config):
         if section.task not in ENCODER_TASKS:
-            raise ModelError(refusal(config, str(section.path)), hint=OF_ENCODERS)
+            hint = OF_ENCODERS if encoder_half(config) is None else OF_HALVES
+            raise ModelError(refusal(config, str(section.path)), hint=hint)
         return
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 

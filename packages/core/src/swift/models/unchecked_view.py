@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -44,12 +44,15 @@ from swift.models.view_check import (
     FAR_PROBED,
     own_numbers,
     probe_samples,
+    trunk_of,
 )
 
 HEAD_NEEDS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 )
 """Views that every causal language model has."""
+OF_MACHINE = (torch.OutOfMemoryError, torch.distributed.DistError)
+"""Errors of a forward pass that say nothing of the model."""
 
 
 class UncheckedView(nn.Module):
@@ -142,7 +145,8 @@ class UncheckedView(nn.Module):
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = self.causal_lm
         if self._encoder is not None and Need.SCORES in needs:
-            scored = ModelView(scores=self._encoder.scores(causal_lm, batch, self.inputs(batch)))
+            with self._samples_apart(batch):
+                scored = ModelView(scores=self._encoder.scores(causal_lm, batch, self.inputs(batch)))
             if Need.POOLED in needs:
                 scored.pooled = self._pooled(self._hidden(batch), batch)
             return scored
@@ -184,17 +188,23 @@ class UncheckedView(nn.Module):
         if batch.media is not None and self._unembeds and causal_lm.base_model is causal_lm:
             hidden: torch.Tensor = self._computed(partial(_hidden_without_head, causal_lm), batch)
         else:
-            trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
+            trunk = trunk_of(causal_lm) if batch.media is None else causal_lm.base_model
             hidden = self._computed(trunk, batch).last_hidden_state
         return hidden
 
     def _computed(self, model: Callable[..., Any], batch: MicroBatch) -> Any:
-        """Return what a model makes of a batch, whose samples modules with state see one by one."""
+        """Return what a model makes of a batch."""
+        with self._samples_apart(batch):
+            return model(**self.inputs(batch), **self._of_media(batch))
+
+    def _samples_apart(self, batch: MicroBatch) -> AbstractContextManager[Any]:
+        """Inside, modules that would mix the samples of a batch see them one by one."""
+        if not self.by_sample:
+            return nullcontext()
         lengths = (
             () if batch.boundaries is None else packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1]).lengths
         )
-        with PackedRow(lengths, self._ratio) if self.by_sample else nullcontext():
-            return model(**self.inputs(batch), **self._of_media(batch))
+        return PackedRow(lengths, self._ratio)
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""
@@ -339,7 +349,7 @@ class UncheckedView(nn.Module):
         try:
             numbers = self._numbers(batch)
         except (RuntimeError, TypeError, ValueError) as error:
-            if not self.attention.flat or isinstance(error, torch.OutOfMemoryError | torch.distributed.DistError):
+            if not self.attention.flat or isinstance(error, OF_MACHINE):
                 raise
             return False  # code that takes three rows of positions, say, and not that by which samples are told apart
         agree = self._agree(numbers, torch.cat(expected))

@@ -19,6 +19,7 @@ from swift.models.attention import (
     VARLEN,
     AttentionChoice,
     attends_causally,
+    choose_attention,
     mixing_layers,
     use_attention,
     with_mask,
@@ -27,7 +28,7 @@ from swift.models.media import ProcessorReader
 from swift.models.neftune import NeftuneNoise
 from swift.models.sample_by_sample import Search, call_by_sample
 from swift.models.shrunk import limits_of, shrunk_model
-from swift.models.unchecked_view import UncheckedView
+from swift.models.unchecked_view import OF_MACHINE, UncheckedView
 from swift.models.view_check import (
     FAR_PROBED,
     PROBED,
@@ -176,9 +177,14 @@ class ViewModule(UncheckedView):
 
     def _check_layout(self) -> None:
         causal_lm = self.causal_lm
-        batch = self.probe(PROBED)
-        expected = own_numbers(causal_lm, PROBED, unembeds=self._unembeds)
         name = type(causal_lm).__name__
+        batch = self.probe(PROBED)
+        try:
+            expected = own_numbers(causal_lm, PROBED, unembeds=self._unembeds)
+        except OF_MACHINE:
+            raise
+        except (IndexError, RuntimeError, ValueError) as error:  # Funnel halves a text until nothing is left
+            raise ModelError(f"{name} fails on a text of {min(PROBED)} tokens: {error}") from error
         causal = self._unembeds and attends_causally(causal_lm.config.get_text_config())
         if causal and not self._agree(expected[0][: len(expected[1])], expected[1]):
             raise ModelError(
@@ -191,7 +197,7 @@ class ViewModule(UncheckedView):
             raise ModelError(f"{name} mixes samples that are packed into one row.", hint=_NOT_FLAT)
         self.masks_padding = True
         if not self._layout_agrees(batch, expected):
-            raise ModelError(f"{name} computes different results when samples are padded.", hint=_ONE_ROW)
+            raise ModelError(f"{name} computes different results when samples are padded.", hint=self._unpadded())
 
     def _check_limits(self) -> None:
         """Check the layout on a small copy beyond every window, chunk and scale, which this model has at thousands."""
@@ -211,8 +217,16 @@ class ViewModule(UncheckedView):
         if self._small_agrees is False:
             raise ModelError(
                 f"{name} computes different results when samples are {layout} in rows longer than {named}.",
-                hint=_NOT_FLAT if self.attention.flat else _ONE_ROW,
+                hint=_NOT_FLAT if self.attention.flat else self._unpadded(),
             )
+
+    def _unpadded(self) -> str:
+        """Return what to type for rows without padding; an encoder may have no attention for them."""
+        try:
+            choose_attention("auto", self.causal_lm.config, flat=True, device="cpu")
+        except ModelError:
+            return "Use another model."
+        return "Type --data.padding_free true"
 
     def _small_view(self) -> UncheckedView | None:
         """Return a view of a small copy of the decoder, on the CPU; None where no copy can be built."""

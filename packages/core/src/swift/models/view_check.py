@@ -49,9 +49,14 @@ def own_numbers(causal_lm: Any, lengths: Sequence[int], *, unembeds: bool) -> li
     device = next(causal_lm.parameters()).device
     every = [probe_ids(causal_lm, length).to(device) for length in lengths]
     if not unembeds:
-        decoder = causal_lm.get_decoder()
-        return [decoder(input_ids=ids, use_cache=False).last_hidden_state[0] for ids in every]
+        trunk = trunk_of(causal_lm)
+        return [trunk(input_ids=ids, use_cache=False).last_hidden_state[0] for ids in every]
     return [of_targets(causal_lm(input_ids=ids, use_cache=False).logits[0, :-1], ids[0, 1:]) for ids in every]
+
+
+def trunk_of(model: Any) -> Any:
+    """Return what makes hidden states of tokens; of an encoder not a part that transformers calls its decoder."""
+    return model.base_model if is_encoder(model.config) else model.get_decoder()
 
 
 def on_cpu(attention: AttentionChoice, config: Any) -> AttentionChoice:
