@@ -58,10 +58,11 @@ def local_bytes(parameter: Any) -> int:
 
 def scale_bytes(model: Any) -> int:
     """Return the bytes of the scales that bitsandbytes keeps apart from the weights."""
-    states = [each.quant_state for each in model.parameters() if hasattr(each, "quant_state")]
+    held = [each.quant_state for each in (*model.parameters(), *model.modules()) if hasattr(each, "quant_state")]
     for module in model.modules():
         for scales in getattr(module, "expert_scales", {}).values():
-            states += getattr(scales, "states", [])
+            held += getattr(scales, "states", [])
+    states = {id(state): state for state in held if state is not None}.values()
     return sum(state.absmax.nbytes + state.state2.absmax.nbytes for state in states)
 
 
@@ -87,4 +88,4 @@ def test_process_holds_its_part_in_4_bits(name: str, tmp_path: Path) -> None:
     (answers,) = on_processes(PROCESSES, lambda: held(settings))
     for frozen, trained in succeeded(answers):
         assert frozen <= 0.32 * 2 * quantized.share.frozen / PROCESSES
-        assert expected["weights"] == pytest.approx(frozen + trained, rel=0.02)
+        assert expected["weights"] == pytest.approx(frozen + trained, rel=0.01)
