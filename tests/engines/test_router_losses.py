@@ -58,8 +58,12 @@ LAYOUTS = {
     "FSDP2": Layout(CHECKPOINTED, "fsdp", 2),
     "FSDP2, CP 2": Layout({"parallel.cp": 2}, "fsdp", 2),
     "FSDP2, Ulysses 2": Layout({"parallel.ulysses": 2, "data.padding_free": True}, "fsdp", 2),
+    "FSDP2, TP 2": Layout({"parallel.tp": 2, **CHECKPOINTED}, "fsdp", 2),
+    "FSDP2, EP 2": Layout({"parallel.ep": 2, **CHECKPOINTED}, "fsdp", 2),
+    "FSDP2, EP 2, CP 2": Layout({"parallel.ep": 2, "parallel.cp": 2}, "fsdp", 2),
     "ZeRO 2": Layout({"backend.config": "zero2"}, "deepspeed", 2),
     "ZeRO 3": Layout({"backend.config": "zero3", **CHECKPOINTED}, "deepspeed", 2),
+    "ZeRO 2, TP 2": Layout({"backend.config": "zero2", "parallel.tp": 2}, "deepspeed", 2),
     "Megatron": Layout({"data.padding_free": True}, "megatron"),
     "Megatron, TP 2": Layout({"parallel.tp": 2}, "megatron", 2),
     "Megatron, PP 2": Layout({"parallel.pp": 2, **CHECKPOINTED}, "megatron", 2),
@@ -214,6 +218,35 @@ def test_frozen_routers_match_on_each_backend(models: dict[str, Path], tmp_path:
         preload(layout.backend)
         job = partial(trained, models, tmp_path, "qwen3_moe", layout, **{"tuner.freeze_router": True})
         check(succeeded(on_processes(layout.processes, job)[0])[0], wanted)
+
+
+ADAPTERS = {"tuner.kind": "lora", "tuner.rank": 4, "tuner.dropout": 0.0, "optim.lr": 0.1, "optim.eps": 0.1}
+ON_ATTENTION, ON_EXPERTS = ({"tuner.targets": ["o_proj", each]} for each in ("q_proj", "experts"))
+ADAPTED = {
+    "FSDP2, EP 2": (ON_ATTENTION, Layout({"parallel.ep": 2}, "fsdp", 2)),
+    "FSDP2, TP 2": (ON_ATTENTION, Layout({"parallel.tp": 2}, "fsdp", 2)),
+    "FSDP2": (ON_EXPERTS, Layout(CHECKPOINTED, "fsdp", 2)),
+    "ZeRO 3": (ON_EXPERTS, Layout({"backend.config": "zero3"}, "deepspeed", 2)),
+    "Megatron, EP 2": (ON_EXPERTS, Layout({"parallel.ep": 2}, "megatron", 2)),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ADAPTED)
+def test_adapters_match_those_of_one_process(models: dict[str, Path], tmp_path: Path, name: str) -> None:
+    """Losses of routers reach the adapters before them."""
+    targets, layout = ADAPTED[name]
+    preload(layout.backend)
+    found = []
+    for each in (Layout(), layout):
+        job = partial(trained, models, tmp_path, "qwen3_moe", each, **ADAPTERS, **targets)
+        found.append(succeeded(on_processes(each.processes, job)[0])[0])
+    expected, run = found
+    assert run.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert run.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4)
+    for loss in ("router_aux_loss", "router_z_loss"):
+        logged, wanted = ([line[loss] for line in each.lines.values()] for each in (run, expected))
+        assert logged == pytest.approx(wanted, rel=1e-5)
 
 
 CHAIN: list[dict[str, Any]] = [

@@ -15,6 +15,7 @@ from encode_row import asked, encode_row, encoder_of, media_encoder
 from named_encodings import encoding_of
 from PIL import Image as Pillow
 from rich.console import Console
+from tiny_image_types import tiny_image_parts
 from tiny_images import image, image_files, processor_of
 
 from swift.config.sections import DataSection
@@ -23,7 +24,7 @@ from swift.data.encodings import ConversationEncoder, Encoding
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded
-from swift.errors import DataError
+from swift.errors import DataError, ModelError
 from swift.models.media_processor import MediaProcessor
 from swift_objectives.encodings.classification import ClassificationEncoding
 from swift_objectives.encodings.embedding import EmbeddingEncoding
@@ -54,6 +55,14 @@ def prepared(folder: Path, rows: list[dict[str, Any]], name: str, **settings: An
 
 
 TWO = asked("<image>What is it, and what is <image>?", images=["0.png", "1.png"])
+
+
+def test_processor_that_changes_text_is_refused(folder: Path) -> None:
+    """PaliGemma's ends the text after the last image by itself."""
+    encoder = media_encoder(tiny_image_parts("paligemma")[1], folder, "chat")
+    written = r"PaliGemmaProcessor writes '<image><\|endoftext\|>.*' where the template has '<image>'\."
+    with pytest.raises(ModelError, match=written):
+        encode_row(encoder, TWO, folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,6 +29,7 @@ def test_class_that_reads_images_is_found(model_type: str, name: str) -> None:
     ("model_type", "sentence"),
     [
         ("florence2", "an encoder-decoder. swift trains decoder-only models."),
+        ("shieldgemma2", "ShieldGemma2ForImageClassification classifies images and writes no text; swift trains .*"),
         ("t5gemma2", "an encoder-decoder. swift trains decoder-only models."),
         ("kosmos-2", r"does not put images among the tokens of its text \(it has no get_image_features\)\."),
         (

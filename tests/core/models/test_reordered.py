@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_runs import BASE, conversations
 from tiny_types import write_tiny
 from transformers import AutoModelForCausalLM
 
@@ -17,8 +18,12 @@ from swift.errors import ExportError, ModelError
 from swift.export.plugins import HuggingFaceExporter
 from swift.export.run import export_checkpoint
 from swift.hookspecs import ExporterHooks
-from swift.models.reordered import as_stored, find_reordered
+from swift.models.reordered import as_held, as_stored, find_reordered
 from swift.models.source import open_source
+from swift.parsing import config_from_mapping
+from swift.train.prepare import open_job
+from swift_infer import open_engine
+from swift_rl.sync import VerifiedEngine
 
 SHAPES = {"q": (4, 3), "k": (2, 3), "gate_up": (2, 6, 5), "bias": (6,), "other_bias": (2,)}
 VALUES = {
@@ -51,6 +56,9 @@ def test_rows_are_written_and_read_in_the_order_of_files() -> None:
     assert written.keys() == on_disk.keys()
     for name, tensor in on_disk.items():
         assert torch.equal(written[name], tensor), name
+    back = dict(as_held(groups, iter(on_disk.items())))
+    assert back.keys() == VALUES.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in VALUES.items())
     for group in groups:
         for name in group.parameters:
             assert torch.equal(group.read(name, on_disk.__getitem__), VALUES[name]), name
@@ -83,6 +91,29 @@ def test_fused_matrices_are_read_and_exported_as_stored(tmp_path: Path) -> None:
     assert exported.keys() == on_disk.keys()
     for name, tensor in on_disk.items():
         assert torch.equal(exported[name], tensor), name
+
+
+@pytest.mark.parametrize("settings", [{}, {"tuner.kind": "lora"}], ids=["full", "lora"])
+def test_engines_are_sent_what_files_hold(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Tensor by tensor, whether all weights are trained or adapters, which are merged; swift's own engine takes it."""
+    model = write_tiny("hrm_text", tmp_path / "model")
+    run = {**BASE, "model.path": str(model), "model.dtype": "float32", "logging.output": str(tmp_path / "runs")}
+    engine, sent = VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu")), Sent()
+    with open_job(config_from_mapping({**run, **settings}), rows=conversations(4)) as job:
+        for each in (sent, engine):
+            job.run.send_weights(each)
+    on_disk = load_file(model / "model.safetensors")
+    assert sent.tensors.keys() == on_disk.keys()
+    assert all(torch.equal(sent.tensors[name], tensor) for name, tensor in on_disk.items())
+    assert engine.verified
+    engine.close()
+
+
+class Sent:
+    """Keeps what an engine is sent."""
+
+    def update_weights(self, weights: WeightStream) -> None:
+        self.tensors = {name: tensor.clone() for name, tensor in weights}
 
 
 def test_damaged_fused_matrix_is_found(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, fl
     content = run.options(DeepSpeedOptions).content
     stage, over = _stage(content, weights), weights.layout.data * weights.layout.sequence
     compute, trained = weights.compute_bytes, weights.trained
-    frozen = weights.frozen_bytes * weights.frozen
+    whole = weights.scale_bytes if stage == 3 else compute * trained + weights.frozen_bytes * weights.frozen
+    cut = compute * trained + weights.frozen_bytes * weights.frozen - whole
     kept = {
-        "weights": (compute * trained + frozen) / (over if stage == 3 else 1),
+        "weights": whole + cut / over,
         **_gradients(content, weights, stage, over),
         # Stage 0 updates the weights themselves.
         "fp32 weights": 4 * trained / over if stage else 0.0,
@@ -51,7 +52,8 @@ def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, fl
         kept = _on_host(kept, "weights")
     if stage == 3:
         ahead = min(_size(content, "stage3_prefetch_bucket_size"), weights.all)
-        gathered = compute * min(weights.all, 2 * weights.block + weights.ends + ahead)
+        layers = min(weights.all - weights.ends, 2 * weights.block + ahead)
+        gathered = compute * weights.ends + weights.gathered_bytes * layers
         # What a process sends of them is laid together first, which memory that is taken when written to shows.
         kept["gathered weights"] = gathered * (1 + 1 / over if weights.on_cpu and over > 1 else 1)
     return kept
@@ -96,7 +98,8 @@ def estimate_traffic(run: RequestedRun, weights: LocalWeights, micro_batches: in
         fetched = max(weights.block / _MATRICES, _size(content, "stage3_prefetch_bucket_size"))
         times = micro_batches * _gathered(content, weights, recompute=run.config.train.gradient_checkpointing)
         fetches = times * max(1.0, weights.all / max(fetched, 1.0))
-        weights_out = times * compute * weights.all
+        layers = weights.gathered_bytes * (weights.all - weights.ends)
+        weights_out = times * (layers + compute * weights.ends)
         return [
             *host,
             Traffic("weights", "all_gather", weights_out, over, layout.tp, fetches, hidden),

@@ -18,8 +18,9 @@ def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, fl
     """Shards of all state; blocks are gathered in the precision of the arithmetic as they are needed."""
     options = run.options(FsdpConfig)
     shard_trained, shard_frozen = _shards(weights)
+    part = shard_frozen / weights.frozen if weights.frozen else 0.0
     state = {
-        "weights": 4 * shard_trained + weights.frozen_bytes * shard_frozen,
+        "weights": 4 * shard_trained + weights.frozen_bytes * shard_frozen + (1 - part) * weights.scale_bytes,
         GROWING + "gradients": 4 * shard_trained,
         "optimizer": weights.slot_bytes * shard_trained,
     }
@@ -76,12 +77,13 @@ def _gathered(options: FsdpConfig, weights: LocalWeights) -> dict[str, float]:
     A process by itself fetches nothing ahead, and copies a block's shards when it gets there.
     """
     if not options.reshard_after_forward:
-        return {"gathered weights": weights.compute_bytes * weights.all}
+        layers = weights.all - weights.ends
+        return {"gathered weights": weights.compute_bytes * weights.ends + weights.gathered_bytes * layers}
     over = weights.layout.shard * weights.layout.sequence
     blocks = min((2 + options.prefetch if over > 1 else 1) * weights.block, weights.all)
     return {
         "gathered weights": weights.compute_bytes * weights.ends,
-        PASSING + "gathered blocks": weights.compute_bytes * blocks,
+        PASSING + "gathered blocks": weights.gathered_bytes * blocks,
     }
 
 
@@ -95,12 +97,13 @@ def estimate_traffic(run: RequestedRun, weights: LocalWeights, micro_batches: in
     times = micro_batches if options.reduce == "micro_batch" else 1
     traffic = []
     for group in _groups(weights):
-        values = group.trained + group.frozen
         # The ends stay whole from a forward pass to its backward pass.
-        gathered = passes * values - (0 if group.name else (passes - 1) * weights.ends)
+        ends = 0.0 if group.name else weights.ends
+        layers = passes * (group.trained + group.frozen - ends)
+        gathered = weights.gathered_bytes * layers + weights.compute_bytes * ends
         traffic += [
             Traffic(
-                f"weights{group.name}", "all_gather", micro_batches * weights.compute_bytes * gathered, group.over,
+                f"weights{group.name}", "all_gather", micro_batches * gathered, group.over,
                 group.stride, calls=micro_batches * passes * blocks, hidden=0.9,
             ),
             Traffic(

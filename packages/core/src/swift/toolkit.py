@@ -56,7 +56,7 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import quantized_share, stored_bytes, weights_to_quantise
+from swift.models.quantize import quantized_share, scale_bytes, stored_bytes, weights_to_quantise
 from swift.models.quiet import without_bitsandbytes
 from swift.models.router_losses import balance_loss, follow_load, load_metrics, z_loss
 from swift.models.routers import RouterOptions
@@ -191,6 +191,7 @@ __all__ = [
     "region_slices",
     "resolve_dtype",
     "resume_adapter",
+    "scale_bytes",
     "score",
     "seed_dropout",
     "sequence_attention",

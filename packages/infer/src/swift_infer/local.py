@@ -144,7 +144,7 @@ class LocalEngine:
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         tensors = {**parameters, **dict(self._model.named_buffers(remove_duplicate=False))}
         missing = dict.fromkeys(names.names())
-        for name, tensor in weights:
+        for name, tensor in names.held(weights):
             if name not in missing:
                 state = "twice" if name in names.names() else "but the model has no such weight"
                 raise ModelError(f"{name} was passed to the engine {state}.")
@@ -163,9 +163,8 @@ class LocalEngine:
         names = name_map(self._decoder)
         tensors = dict(self._decoder.named_parameters(remove_duplicate=False))
         tensors |= dict(self._decoder.named_buffers(remove_duplicate=False))
-        for name in names.names():
-            owner, piece = names.owner(name)
-            yield name, piece.view_of(tensors[owner].data)
+        owners = {name: names.owner(name) for name in names.names()}
+        return names.stored((name, piece.view_of(tensors[owner].data)) for name, (owner, piece) in owners.items())
 
     def close(self) -> None:
         """Release the model."""

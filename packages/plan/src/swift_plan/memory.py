@@ -106,27 +106,38 @@ class StagesOf:
         )
         base = frozen if self.workload.adapted else trained
         times = ((layers - experts) / layout.tp, experts / layout.tp, experts / experts_cut)
+        block = sum(mixed) / layout.tp + sum(routed) / experts_cut if experts else sum(plain) / layout.tp
         return LocalWeights(
             layout=layout,
             trained=trained,
             frozen=frozen,
             trained_experts=dealt[0],
             frozen_experts=dealt[1],
-            block=sum(mixed) / layout.tp + sum(routed) / experts_cut if experts else sum(plain) / layout.tp,
+            block=block,
             ends=sum(end),
             compute_bytes=self.workload.compute_bytes,
-            frozen_bytes=self._frozen_bytes(base, times),
             slot_bytes=self._slot_bytes,
             on_cpu=self.workload.on_cpu,
+            **self._stored(base, block, times),
         )
 
-    def _frozen_bytes(self, base: float, times: tuple[float, float, float]) -> float:
-        """Return the mean bytes of a model's own value, with so many layers: plain, mixed, and experts of mixed."""
+    def _stored(self, base: float, block: float, times: tuple[float, float, float]) -> dict[str, float]:
+        """Return the bytes of a model's own values, with so many layers: plain, mixed, and experts of mixed."""
         quantized, compute = self.trained.quantized, self.workload.compute_bytes
         if quantized is None or not base:
-            return compute
-        parts = zip((quantized.plain, quantized.mixed, quantized.experts), times, strict=True)
-        return compute + sum(count * (part.stored - compute * part.values) for part, count in parts) / base
+            return {"frozen_bytes": compute, "gathered_bytes": compute}
+        parts = (quantized.plain, quantized.mixed, quantized.experts)
+        stored, scales, values = (
+            sum(count * each for count, each in zip(times, found, strict=True))
+            for found in zip(*((part.stored, part.scales, part.values) for part in parts), strict=True)
+        )
+        largest = parts[1:] if times[1] else parts[:1]
+        packed = sum(part.stored - part.scales - compute * part.values for part in largest)
+        return {
+            "frozen_bytes": compute + (stored - compute * values) / base,
+            "scale_bytes": scales,
+            "gathered_bytes": compute + packed / block,
+        }
 
 
 def layer_sizes(shape: ModelShape, layout: ProcessLayout, workload: Workload, *, with_experts: bool) -> LayerSizes:

@@ -20,6 +20,8 @@ class QuantizedPart:
 
     values: int = 0
     stored: int = 0
+    scales: int = 0
+    """Of `stored`, what every process keeps whole."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def _quantized_model(config: str, quantize: str, double_quant: bool, dtype: str)
     quiet_libraries()
     import torch
 
-    from swift.toolkit import decoder_blocks, quantized_share, stored_bytes, weights_to_quantise
+    from swift.toolkit import decoder_blocks, quantized_share, scale_bytes, stored_bytes, weights_to_quantise
 
     model = _without_weights(json.loads(config), getattr(torch, dtype))
     quantized = {id(model.get_parameter(name)) for name in weights_to_quantise(model)}
@@ -53,8 +55,11 @@ def _quantized_model(config: str, quantize: str, double_quant: bool, dtype: str)
     def part(block: Any, *, experts: bool) -> QuantizedPart:
         found = [weight for name, weight in block.named_parameters()
                  if id(weight) in quantized and _is_of_experts(name) == experts]  # fmt: skip
-        stored = [stored_bytes(weight.shape, quantize, double_quant=double_quant) for weight in found]
-        return QuantizedPart(sum(weight.numel() for weight in found), sum(stored))
+        stored, scales = (
+            sum(count(weight.shape, quantize, double_quant=double_quant) for weight in found)
+            for count in (stored_bytes, scale_bytes)
+        )
+        return QuantizedPart(sum(weight.numel() for weight in found), stored, scales)
 
     blocks = decoder_blocks(model)
     routed = [any(_is_of_experts(name) for name, _ in block.named_parameters()) for block in blocks]

@@ -99,6 +99,8 @@ class LocalWeights:
     - `ends`: Embedding and head, as far as this process has them.
     - `compute_bytes`: Bytes of a value in the precision of the arithmetic.
     - `frozen_bytes`: Bytes of a value that is not trained, as it is stored: the mean, where some are quantized.
+    - `scale_bytes`: Bytes of scales of quantized weights, counted in `frozen_bytes`, which backends leave whole.
+    - `gathered_bytes`: Bytes of a value of a layer, as processes gather it: the mean, where some are quantized.
     - `slot_bytes`: Bytes that the optimizer keeps for a trained value.
     - `on_cpu`: Whether it is the CPU, where memory is not taken before it is written to.
     """
@@ -112,6 +114,8 @@ class LocalWeights:
     ends: float = 0.0
     compute_bytes: float = 2.0
     frozen_bytes: float = 2.0
+    scale_bytes: float = 0.0
+    gathered_bytes: float = 2.0
     slot_bytes: float = 8.0
     on_cpu: bool = False
 

@@ -96,6 +96,9 @@ def _puts_images_among_tokens(kind: Any, config: Any) -> bool:
     """Return whether a decoder reads what an encoder makes of images among the tokens of its text."""
     from transformers.models.auto import modeling_auto as auto
 
+    # The weights of ShieldGemma 2 are those of a classifier, with other names than the class that writes text has.
+    if type(config) in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return False
     if _encodes_first(config) or _encodes_first(config.get_text_config()):
         return False
     body = auto.MODEL_MAPPING.get(type(config), None)
@@ -122,6 +125,9 @@ def refusal(config: Any, name: str) -> str:
         return f"{kind}, an encoder-decoder. swift trains decoder-only models."
     if is_encoder(config):
         return no_encoders(name, config.model_type)
+    if type(config) in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        found = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)].__name__
+        return f"{kind}. {found} classifies images and writes no text; swift trains language models."
     if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
         return (

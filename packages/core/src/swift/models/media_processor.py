@@ -236,10 +236,13 @@ class MediaProcessor:
         found = self._call(contents, after_all)["input_ids"][0].tolist()
         # A special token that it puts after each text is left to the chat template: Chameleon's ends a turn.
         ends = len(found) == len(own) + 1 and found[-1] in self.processor.tokenizer.all_special_ids
-        if own != found[: len(found) - ends]:
+        found = found[: len(found) - ends]
+        if own != found:
+            at = next((n for n, pair in enumerate(zip(own, found, strict=False)) if pair[0] != pair[1]), len(own))
+            expected, written = (self._spelled(each[max(0, at - 1) : at + 2]) for each in (own, found))
             raise ModelError(
-                "The processor of this model changes the text next to images, or writes images that follow each other "
-                "in another way than each by itself. swift does not do either.",
+                f"{type(self.processor).__name__} writes {written!r} where the template has {expected!r}. swift does "
+                "not train on images whose processor changes the text next to them.",
                 hint="Leave images out of the rows, or choose another model.",
             )
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from swift.models.heads import VALUE_HEAD, add_value_head, value_head_of
 from swift.models.plain_lora import as_plain_lora
-from swift.models.reordered import Reordered, find_reordered
+from swift.models.reordered import Reordered, as_held, as_stored, find_reordered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,6 +80,14 @@ class NameMap:
     def owner(self, name: str) -> tuple[str, Piece]:
         """Return the parameter that holds the tensor of this name on disk, and where."""
         return self._sources[name]
+
+    def stored(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a stream of all weights as files have them."""
+        return as_stored(self.reordered, weights)
+
+    def held(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a stream of all weights, as files have them, by the names of this map."""
+        return as_held(self.reordered, weights)
 
 
 def name_map(model: torch.nn.Module) -> NameMap:

@@ -127,6 +127,14 @@ def stored_bytes(shape: Sequence[int], quantize: str, *, double_quant: bool) -> 
     return ceil(count / 2) + 4 * blocks
 
 
+def scale_bytes(shape: Sequence[int], quantize: str, *, double_quant: bool) -> int:
+    """Return the bytes of those scales that backends do not shard: bitsandbytes keeps its own apart from the weight."""
+    if quantize == "torchao-nf4":
+        return 0
+    values = prod(shape) if quantize == "bnb-int8" else ceil(prod(shape) / 2)
+    return stored_bytes(shape, quantize, double_quant=double_quant) - values
+
+
 def in_low_bit(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:
     """Return a matrix, or a stack of experts, as 4 or 8 bits keep it, in fp32: what is multiplied with."""
     library = _library(section)

@@ -48,6 +48,10 @@ class Reordered:
         for disk, rows in self.rows.items():
             yield disk, together[rows.to(together.device)].view(self.tensors[disk])
 
+    def held(self, values: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters, given all tensors on disk."""
+        return ((name, self.read(name, values.__getitem__)) for name in self.parameters)
+
 
 def find_reordered(
     kind: str,
@@ -108,7 +112,22 @@ def as_stored(
     groups: Sequence[Reordered], weights: Iterator[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a stream of parameters as the tensors on disk; those of a group wait until all of it has come."""
-    group_of = {name: group for group in groups for name in group.parameters}
+    return _converted([(group.parameters, group.written) for group in groups], weights)
+
+
+def as_held(
+    groups: Sequence[Reordered], weights: Iterator[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a stream of tensors on disk as the parameters; those of a group wait until all of it has come."""
+    return _converted([(group.tensors, group.held) for group in groups], weights)
+
+
+def _converted(
+    groups: Sequence[tuple[Shapes, Callable[[Mapping[str, torch.Tensor]], Iterator[tuple[str, torch.Tensor]]]]],
+    weights: Iterator[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a function makes of the tensors of each group, and all others unchanged."""
+    group_of = {name: group for group in groups for name in group[0]}
     waiting: dict[str, torch.Tensor] = {}
     for name, tensor in weights:
         group = group_of.get(name)
@@ -118,8 +137,9 @@ def as_stored(
             continue
         waiting[name] = tensor.detach().clone()
         del tensor
-        if group.parameters.keys() <= waiting.keys():
-            yield from group.written({each: waiting.pop(each) for each in group.parameters})
+        names, convert = group
+        if names.keys() <= waiting.keys():
+            yield from convert({each: waiting.pop(each) for each in names})
 
 
 def _narrow(shape: Sequence[int]) -> tuple[int, ...]:

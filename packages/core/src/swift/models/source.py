@@ -567,7 +567,8 @@ def as_exported(source: ModelSource) -> ModelSource:
 
 def reordered_in(source: ModelSource) -> Sequence[Reordered]:
     """Return the weights of a model that files hold in another order than memory."""
-    return source.name_map.reordered if isinstance(source, HfSource) else ()
+    names: NameMap | None = getattr(source, "name_map", None)  # also of the low-bit copy of a source
+    return () if names is None else names.reordered
 
 
 def architecture_of(source: ModelSource) -> str:

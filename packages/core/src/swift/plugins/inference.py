@@ -121,10 +121,10 @@ class CheckedEngine:
             yield index, values
 
     def update_weights(self, weights: WeightStream) -> None:
-        """Replace every weight of the model, by Hugging Face name, as `swift_iter_weights` streams them.
+        """Replace every weight of the model.
 
-        Caches of the old weights are dropped. An engine that was opened with an adapter continues without it: such
-        weights have it merged in.
+        Names and shapes are those of the files that the engine was opened with. Caches of the old weights are dropped.
+        An engine that was opened with an adapter continues without it: such weights have it merged in.
         """
         self.version = None
         with failing(self._entry, "update_weights"):

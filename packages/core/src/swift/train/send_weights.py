@@ -10,15 +10,17 @@ from swift.contracts import InferenceEngine, ModelSource, WeightStream
 from swift.models.adapter_file import kind_of
 from swift.models.low_bit import LowBitSource
 from swift.models.merge import merged
+from swift.models.reordered import as_stored
+from swift.models.source import reordered_in
 
 
 def whole_weights(weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> WeightStream:
-    """Stream every weight of the model from what `swift_iter_weights` streams.
+    """Stream every weight of the model from what `swift_iter_weights` streams, as the files of `source` have them.
 
     Where adapters are trained (`adapter` is their PEFT configuration), they are merged into the weights of `source`,
     one at a time.
     """
-    return weights if adapter is None else merged(source, weights, adapter)
+    return as_stored(reordered_in(source), weights if adapter is None else merged(source, weights, adapter))
 
 
 def send_weights(
