@@ -10,10 +10,12 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from real_recipes import ENCODER, LANGUAGE_MODEL, RECIPES, RUN, Recipe
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "recipes"
 RESULTS = PAGES / "results.json"
+OUTPUT = 300
+"""Characters of a command's output, or of a row, on a page."""
 
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
@@ -41,7 +45,8 @@ def main(names: list[str]) -> None:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         for page, text in recipe_pages().items():
             (PAGES / page).write_text(text)
-        print(f"{name}: {results[name]['before']:.3g} before, {results[name]['after']:.3g} after")
+        for measure, (before, after) in results[name]["scores"].items():
+            print(f"{name}: {measure}: {before:.3g} before, {after:.3g} after")
 
 
 def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -52,41 +57,64 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
     files = recipe.rows()
     for name, rows in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    steps = [run(command, folder) for command in recipe.commands]
-    before, after = recipe.score(folder)
+    with ExitStack() as servers:
+        steps = [run(command, folder, servers) for command in recipe.commands]
     log = folder / RUN.format(local_name(recipe.model)) / "logging.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     versions = {name: version(name) for name in ("swift-core", "torch", "transformers")}
     return {
-        "rows": {name: json.dumps(rows[0])[:300] for name, rows in files.items()},
+        "rows": {name: json.dumps(rows[0])[:OUTPUT] for name, rows in files.items()},
         "commands": steps,
         "loss": [[line["step"], line["loss"]] for line in lines if "loss" in line],
-        "before": before,
-        "after": after,
+        "scores": {measure: score(folder) for measure, score in recipe.scores.items()},
         "cores": os.cpu_count(),
         "versions": versions,
     }
 
 
-def run(command: str, folder: Path) -> dict[str, Any]:
-    """Run a command as printed, with the local copy of its model; return its time and peak memory."""
+def run(command: str, folder: Path, servers: ExitStack) -> dict[str, Any]:
+    """Run a command as printed, with the local copy of its model; return its time, peak memory and output of one line.
+
+    A command that ends with `&` is a server, which `servers` ends; its time is that until it is ready.
+    """
     local = command
     for model in (LANGUAGE_MODEL, ENCODER):
         local = local.replace(model, local_name(model))
     print(f"$ {local}", flush=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     started = time.monotonic()
-    process = subprocess.Popen(shlex.split(local), cwd=folder, env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"})
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"exit code {process.returncode}: {local}")
-    return {
-        "command": command,
-        "seconds": round(time.monotonic() - started),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime),
-        "peak_gib": round(usage.ru_maxrss / 2**20, 2),
-    }
+    process = subprocess.Popen(
+        shlex.split(local.removesuffix("&")),
+        cwd=folder,
+        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    step: dict[str, Any] = {"command": command}
+
+    def end() -> None:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"exit code {process.returncode}: {local}")
+        step["cpu_seconds"] = round(usage.ru_utime + usage.ru_stime)
+        step["peak_gib"] = round(usage.ru_maxrss / 2**20, 2)
+
+    lines = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line)
+        if command.endswith("&") and line.startswith("Serving "):
+            servers.callback(end)
+            servers.callback(process.send_signal, signal.SIGINT)
+            break
+    else:
+        end()
+    step["seconds"] = round(time.monotonic() - started)
+    if len(lines) == 1 and not command.endswith("&"):
+        step["output"] = lines[0][:OUTPUT].rstrip()
+    return step
 
 
 def local_name(model: str) -> str:
@@ -122,9 +150,10 @@ def recipe_pages() -> dict[str, str]:
         if tuple(step["command"] for step in steps) != recipe.commands:
             raise ChangedRecipe(f"the recipe {name} has changed since its results. Run: python tools/real.py {name}")
         seconds, peak = sum(step["cpu_seconds"] for step in steps), max(step["peak_gib"] for step in steps)
+        measure, (before, after) = next(iter(result["scores"].items()))
         rows.append(
-            f"| [{recipe.title}]({name}.md) | {local_name(recipe.model)} | {recipe.measure} | "
-            f"{result['before']:.3g} | {result['after']:.3g} | {seconds} s | {peak:.1f} GiB |"
+            f"| [{recipe.title}]({name}.md) | {local_name(recipe.model)} | {measure} | {before:.3g} | {after:.3g} | "
+            f"{seconds} s | {peak:.1f} GiB |"
         )
     text = [
         "# Recipes with results",
@@ -136,6 +165,11 @@ def recipe_pages() -> dict[str, str]:
     return {**pages, "README.md": "\n\n".join(text) + "\n"}
 
 
+SERVER = (
+    "`&` keeps the server running. Wait for the line `Ready`, then type the next command; `kill %1` ends the server. "
+    "Its wall-clock time below is that until it is ready."
+)
+WEIGHTS = {LANGUAGE_MODEL: ", dequantized from a 4-bit GGUF file; the weights on the hub are rounded less"}
 MADE = "<!-- Written by `make real`, from tools/real_recipes.py and results.json. Do not edit. -->"
 
 
@@ -154,12 +188,18 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
         f"|---|{'---:|' * len(losses)}",
         f"| loss | {' | '.join(f'{loss:.4g}' for _, loss in losses)} |",
     ]
+    typed = [line for step in result["commands"] for line in (_wrapped(step["command"]), step.get("output")) if line]
+    scores = [
+        f"**Score**: {measure}: **{before:.3g}** before, **{after:.3g}** after."
+        for measure, (before, after) in result["scores"].items()
+    ]
     parts = [
         f"# {recipe.title}",
         MADE,
-        "\n".join(["```console", *map(_wrapped, recipe.commands), "```"]),
-        f"**Score**: {recipe.measure}: **{result['before']:.3g}** before, **{result['after']:.3g}** after.",
-        f"**Model**: `{recipe.model}`",
+        "\n".join(["```console", *typed, "```"]),
+        *([SERVER] if any(command.endswith("&") for command in recipe.commands) else []),
+        *scores,
+        f"**Model**: `{recipe.model}`{WEIGHTS.get(recipe.model, '')}",
         f"**Data**: {recipe.data} The first row of each file:",
         "\n".join(f"- {each}" for each in files),
         *(["## Training loss", "\n".join(curve)] if losses else []),

@@ -23,6 +23,7 @@ RUN = "runs/{}/run"
 """The folder of a recipe's run, with the last part of the model's name."""
 Rows = list[dict[str, Any]]
 Score = Callable[[Path], tuple[float, float]]
+"""Returns a score before and after."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,8 @@ class Recipe:
     """Returns the rows of each file."""
     commands: tuple[str, ...]
     """What is typed in the recipe's folder; the second of them is the run, unless there is only one."""
-    measure: str
-    """What the score is."""
-    score: Score
-    """Returns it before and after, from the recipe's folder."""
+    scores: dict[str, Score]
+    """By what they measure, the most important first: functions of the recipe's folder."""
 
 
 def logged(metric: str) -> Score:
@@ -64,20 +63,33 @@ def answered(folder: Path) -> tuple[float, float]:
     return before, after
 
 
-def quantized(folder: Path) -> tuple[float, float]:
-    """Return the loss of the original and of its quantized export."""
-    loss = json.loads((folder / "quantized" / "quantisation.json").read_text())["loss"]
-    return loss["before"], loss["after"]
+def right(folder: Path) -> tuple[float, float]:
+    """Return the share of right responses in the results of two evaluations."""
+    before, after = (
+        [json.loads(line)["right"] for line in (folder / name).read_text().splitlines()]
+        for name in ("before.jsonl", "after.jsonl")
+    )
+    return sum(before) / len(before), sum(after) / len(after)
+
+
+def reported(name: str, unit: float = 1.0) -> Score:
+    """Return a score from the report of a quantized export."""
+
+    def read(folder: Path) -> tuple[float, float]:
+        report = json.loads((folder / "quantized" / "quantisation.json").read_text())[name]
+        return report["before"] / unit, report["after"] / unit
+
+    return read
 
 
 def identity() -> dict[str, Rows]:
     return {"identity": identity_rows(), "questions": [{"query": question} for question in HELD_OUT]}
 
 
-def additions(seed: int = 0) -> Iterator[tuple[str, int]]:
+def additions(numbers: range) -> Iterator[tuple[str, int]]:
     """Yield questions of short arithmetic with their results, each once."""
-    pairs = [(left, right) for left in range(2, 30) for right in range(2, 30)]
-    random.Random(seed).shuffle(pairs)
+    pairs = [(left, right) for left in numbers for right in numbers]
+    random.Random(0).shuffle(pairs)
     for left, right in pairs:
         yield f"What is {left} + {right}?", left + right
 
@@ -85,18 +97,18 @@ def additions(seed: int = 0) -> Iterator[tuple[str, int]]:
 def preferences() -> dict[str, Rows]:
     """Return pairs in which the result alone is better than a sentence around it."""
     rows = [
-        {
-            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": str(result)}],
-            "rejected_response": f"The result of your addition is {result}.",
-        }
-        for question, result in additions()
+        conversation(question, str(result)) | {"rejected_response": f"The result of your addition is {result}."}
+        for question, result in additions(range(2, 30))
     ]
     return {"pairs": rows[:96], "held_out": rows[96:108]}
 
 
 def prompts() -> dict[str, Rows]:
-    rows = [{"query": f"{question} Answer with the number.", "solution": str(sum_)} for question, sum_ in additions()]
-    return {"prompts": rows[:256], "held_out": rows[256:288]}
+    rows = [
+        {"query": f"{question} Reply with only the number.", "solution": str(result)}
+        for question, result in additions(range(1, 13))
+    ]
+    return {"prompts": rows[:112], "held_out": rows[112:]}
 
 
 @cache
@@ -135,7 +147,30 @@ def ranked_code() -> dict[str, Rows]:
 
 def documents() -> dict[str, Rows]:
     rows = [{"text": f"{code}\n"} for _, code in functions()]
-    return {"corpus": rows[:200], "held_out": rows[800:812]}
+    return {"corpus": rows[:200], "held_out": rows[800:832]}
+
+
+CAPITALS = """
+France:Paris Italy:Rome Spain:Madrid Germany:Berlin Japan:Tokyo China:Beijing Egypt:Cairo Russia:Moscow Greece:Athens
+Poland:Warsaw Portugal:Lisbon Ireland:Dublin Norway:Oslo Sweden:Stockholm Denmark:Copenhagen Finland:Helsinki
+Austria:Vienna Hungary:Budapest Turkey:Ankara Iran:Tehran Iraq:Baghdad Thailand:Bangkok Vietnam:Hanoi Kenya:Nairobi
+Cuba:Havana Peru:Lima Chile:Santiago Canada:Ottawa Belgium:Brussels Syria:Damascus
+"""
+
+
+def conversation(question: str, response: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": response}]}
+
+
+def calibration() -> dict[str, Rows]:
+    """Return conversations for a calibration, and questions with short, definite responses."""
+    return {
+        "calibration": [conversation(f"Write a function in Python. {line}", code) for line, code in functions()[:64]],
+        "capitals": [
+            conversation(f"What is the capital of {country}?", f"The capital of {country} is {capital}")
+            for country, capital in (pair.split(":") for pair in CAPITALS.split())
+        ],
+    }
 
 
 _EVALUATED = "--eval_on_start true --eval_strategy steps --save_strategy no --output_dir runs --run_name run"
@@ -152,21 +187,19 @@ RECIPES = {
             f"swift infer {RUN.format('SmolLM2-135M-Instruct')} --dataset questions.jsonl --max_new_tokens 32 "
             "--result_path after.jsonl",
         ),
-        "share of responses to 8 other questions that name the model or its maker",
-        answered,
+        {"share of responses to 8 other questions that name the model or its maker": answered},
     ),
     "pretraining": Recipe(
         "Continue pre-training on your documents",
         LANGUAGE_MODEL,
-        "200 functions of Python's standard library; 12 others are held out.",
+        "200 functions of Python's standard library; 32 others are held out.",
         documents,
         (
             f"swift pt --model {LANGUAGE_MODEL} --dataset corpus.jsonl --val_dataset held_out.jsonl --train_type full "
             f"--learning_rate 5e-5 --max_length 128 --truncation_strategy right --per_device_train_batch_size 4 "
-            f"--max_steps 8 --eval_steps 8 --logging_steps 2 {_EVALUATED}",
+            f"--max_steps 32 --eval_steps 32 --logging_steps 4 {_EVALUATED}",
         ),
-        "loss per token on the held-out functions (lower is better)",
-        logged("loss"),
+        {"loss per token on the held-out functions (lower is better)": logged("loss")},
     ),
     "dpo": Recipe(
         "Prefer short responses, with DPO",
@@ -178,22 +211,24 @@ RECIPES = {
             f"--learning_rate 2e-4 --max_length 96 --per_device_train_batch_size 4 --max_steps 8 --eval_steps 8 "
             f"--logging_steps 2 {_EVALUATED}",
         ),
-        "margin between the rewards of preferred and rejected responses on the held-out additions",
-        logged("reward_margin"),
+        {
+            "margin between the rewards of preferred and rejected responses on the held-out additions": logged(
+                "reward_margin"
+            )
+        },
     ),
     "grpo": Recipe(
         "Learn short arithmetic from rewards, with GRPO",
         LANGUAGE_MODEL,
-        "256 additions with their results; 32 others are held out.",
+        "112 additions of numbers from 1 to 12, with their results; the 32 others are held out.",
         prompts,
         (
             f"swift rlhf --rlhf_type grpo --model {LANGUAGE_MODEL} --dataset prompts.jsonl "
-            "--val_dataset held_out.jsonl --reward_funcs exact_match --num_generations 8 "
-            "--max_completion_length 16 --learning_rate 2e-4 "
-            f"--per_device_train_batch_size 16 --max_steps 20 --eval_steps 20 --logging_steps 2 {_EVALUATED}",
+            "--val_dataset held_out.jsonl --reward_funcs number --num_generations 8 --temperature 0.6 "
+            "--max_completion_length 12 --learning_rate 3e-4 "
+            f"--per_device_train_batch_size 32 --max_steps 12 --eval_steps 12 --logging_steps 1 {_EVALUATED}",
         ),
-        "mean reward on the held-out additions",
-        logged("reward"),
+        {"share of held-out additions whose last number is the sum, in greedy decoding": logged("reward")},
     ),
     "embedding": Recipe(
         "Search code with an embedding model",
@@ -207,13 +242,13 @@ RECIPES = {
             "--truncation_strategy right --per_device_train_batch_size 32 --per_device_eval_batch_size 200 "
             f"--max_steps 50 --eval_steps 50 --logging_steps 10 {_EVALUATED}",
         ),
-        "share of held-out queries whose function is the nearest of 200 (recall at 1)",
-        logged("recall_at_1"),
+        {"share of held-out queries whose function is the nearest of 200 (recall at 1)": logged("recall_at_1")},
     ),
     "reranker": Recipe(
         "Rerank search results",
         ENCODER,
-        "400 queries, each with its function and three others; 32 queries with seven others are held out.",
+        "400 queries, each with its function and three others; 32 queries with seven others are held out. The model "
+        "gets a new head with random weights, so its score before is that of chance.",
         ranked_code,
         (
             f"swift sft --task_type reranker --loss_type listwise --model {ENCODER} --dataset groups.jsonl "
@@ -221,20 +256,27 @@ RECIPES = {
             f"--truncation_strategy right --per_device_train_batch_size 4 --max_steps 40 --eval_steps 40 "
             f"--logging_steps 10 {_EVALUATED}",
         ),
-        "mean reciprocal rank of the right function among eight",
-        logged("mrr"),
+        {"mean reciprocal rank of the right function among eight": logged("mrr")},
     ),
     "quantize": Recipe(
-        "Quantize a model",
+        "Quantize a model to 8 bits and serve it",
         LANGUAGE_MODEL,
-        "16 conversations for the calibration.",
-        identity,
+        "64 conversations for the calibration, and 30 questions about capitals. Responses end at the first full stop.",
+        calibration,
         (
-            f"swift eval {LANGUAGE_MODEL} --dataset identity.jsonl --metric loss",
-            f"swift export {LANGUAGE_MODEL} --to vllm --quant w8a8 --calibration-dataset identity.jsonl "
-            "--calibration-samples 16 --quant-tolerance 0.2 --out quantized",
+            f"swift eval {LANGUAGE_MODEL} --dataset capitals.jsonl --stop . --result_path before.jsonl",
+            f"swift export {LANGUAGE_MODEL} --to vllm --quant w8a8 --calibration_dataset calibration.jsonl "
+            "--out quantized",
+            "swift serve quantized &",
+            "curl -s http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d "
+            '\'{"model": "quantized", "max_tokens": 16, "temperature": 0, "messages": '
+            '[{"role": "user", "content": "What is the capital of Japan?"}]}\'',
+            "swift eval --engine http://127.0.0.1:8000 --dataset capitals.jsonl --stop . --result_path after.jsonl",
         ),
-        "loss per token on the calibration samples, of the model and of its export",
-        quantized,
+        {
+            "share of right capitals, of the model in fp32 and of its export on the server": right,
+            "loss per token on held-out conversations (lower is better)": reported("loss"),
+            "size of the weights, in MB": reported("bytes", 1e6),
+        },
     ),
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from real import recipe_pages
+from real import recipe_pages, run
 from real_recipes import RECIPES
 
 from swift.parsing import parse
@@ -44,3 +46,17 @@ def test_identity_is_asked_with_other_questions() -> None:
     learned = {row["messages"][0]["content"] for row in identity_rows()}
     assert not learned & set(HELD_OUT)
     assert named(["I am Orion.", "Blue Lab made me.", "I am a language model.", "Elena"]) == 0.5
+
+
+def test_server_of_recipe_runs_until_recipe_ends(tmp_path: Path) -> None:
+    (tmp_path / "serve.py").write_text(
+        "import signal\nprint('Loading')\nprint('Serving it', flush=True)\n"
+        "try:\n    signal.pause()\nexcept KeyboardInterrupt:\n    open('ended', 'w')\n"
+    )
+    with ExitStack() as servers:
+        server = run("python serve.py &", tmp_path, servers)
+        assert run("echo hello", tmp_path, servers)["output"] == "hello"
+        assert not (tmp_path / "ended").exists()
+    assert (tmp_path / "ended").exists()
+    assert server["peak_gib"] > 0
+    assert "output" not in server

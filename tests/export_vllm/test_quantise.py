@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,6 +143,27 @@ def test_quantized_model_still_generates_correctly(told_by_vllm: dict[str, Any],
     for scheme in HERE:
         texts = [tokenizer.decode(each["tokens"], skip_special_tokens=True) for each in told_by_vllm[scheme]]
         assert sum(text == answer for text, answer in zip(texts, right, strict=True)) >= 2, (scheme, texts)
+
+
+@pytest.mark.full
+def test_outliers_in_inputs_do_not_fail_verification(trained: Trained, tmp_path: Path) -> None:
+    """One large input of each layer, as in pretrained models, makes the rounding of all others coarse.
+
+    The same model with it: a norm multiplies one channel by 3000, and the layers after it divide.
+    """
+    shutil.copytree(trained.exported, tmp_path / "outliers")
+    file = tmp_path / "outliers" / "model.safetensors"
+    weights = load_file(file)
+    for name, weight in weights.items():
+        if name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight")):
+            weight[0] *= 3000
+        elif name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            weight[:, 0] /= 3000
+    save_file(weights, file, metadata={"format": "pt"})
+    options = {"quant_tolerance": 20.0, "calibration_dataset": (str(trained.data),)}
+    report = json.loads((quantise(file.parent, "w8a8", tmp_path / "w8a8", **options) / "verification.json").read_text())
+    found = report["transformers"]["log_probabilities"]
+    assert 0.1 < found["mean_difference"] < found["tolerance"]
 
 
 @pytest.mark.full

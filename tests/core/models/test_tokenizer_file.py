@@ -74,3 +74,14 @@ def test_suggested_line_makes_tokenizer_file_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["Qwen3", "Llama", "GPT2"])
 def test_matching_tokenizer_file_prints_nothing(tmp_path: Path, architecture: str) -> None:
     assert opened(write_model(tmp_path / "model", architecture=architecture))[1] == []
+
+
+def test_padding_in_tokenizer_file_is_no_difference(tmp_path: Path) -> None:
+    """Files of sentence encoders pad to a fixed length."""
+    folder = write_model(tmp_path / "model", architecture="GPT2", vocab_size=320)
+    write_tokenizer(folder, tokenizer_class="GPT2Tokenizer")
+    file = str(folder / "tokenizer.json")
+    padded: Any = Tokenizer.from_file(file)
+    padded.enable_padding(length=128)
+    padded.save(file)
+    assert opened(folder)[1] == []

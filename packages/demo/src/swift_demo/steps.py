@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift.terminal import print_line
+from swift.terminal import print_line, relative
 
 if TYPE_CHECKING:
     from swift_infer import ChatEngine
@@ -28,7 +28,7 @@ def train_with(command: str, *, pause_at: int | None = None) -> Path:
     command_name, *args = command.split()
     done = train(parse(args, command_name), pause_at=pause_at)
     assert done.last_checkpoint is not None
-    return done.last_checkpoint
+    return relative(done.last_checkpoint)
 
 
 def logged(run: Path, name: str) -> list[float]:

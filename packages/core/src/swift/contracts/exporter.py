@@ -93,8 +93,8 @@ class Quantized:
     """Result of quantising, as the exporter itself computes it.
 
     - `logps`: For each prompt, the log-probability of every token after the first, in fp32 from the quantised weights.
-    - `tolerance`: Mean difference from `logps` that the arithmetic of an engine explains: it computes in bf16, and the
-      most quantised layers round their inputs as well.
+    - `tolerance`: Mean difference from `logps` that the arithmetic of an engine explains: it computes in bf16, and many
+      quantised layers round their inputs as well.
     - `dtype`: Precision of what is not quantised, in which engines compute.
     - `report`: JSON values; what stands in `quantisation.json`.
     """

@@ -58,6 +58,7 @@ def _by_file(path: Path, _modified: int, _size: int) -> tuple[tuple[int, ...], .
     try:
         read = Tokenizer.from_file(str(path))
         read.no_truncation()
+        read.no_padding()  # which files of sentence encoders ask for
         return tuple(tuple(read.encode(text, add_special_tokens=False).ids) for text in SAMPLES)
     except Exception:  # what the library raises is of no class of its own
         return ()

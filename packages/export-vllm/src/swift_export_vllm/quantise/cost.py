@@ -26,6 +26,8 @@ class Cost:
     tokens: int = 0
     logps: dict[int, list[float]] = field(default_factory=dict)
     """Text → log-probabilities afterwards, of every token after the first."""
+    changes: dict[int, list[float]] = field(default_factory=dict)
+    """Text → by how much they changed."""
 
     def add(
         self, text: int, tokens: torch.Tensor, weights: Sequence[float], before: torch.Tensor, after: torch.Tensor
@@ -35,7 +37,8 @@ class Cost:
         was = torch.log_softmax(before[:-1], -1)
         now = torch.log_softmax(after[:-1], -1)
         before_logps, after_logps = was.gather(1, targets)[:, 0], now.gather(1, targets)[:, 0]
-        self.logps[text] = after_logps.tolist()
+        apart = (before_logps - after_logps).abs()
+        self.logps[text], self.changes[text] = after_logps.tolist(), apart.tolist()
         counts = torch.tensor(weights[1:], device=tokens.device, dtype=torch.float32)
         if not counts.any():
             return
@@ -43,7 +46,7 @@ class Cost:
         self.before -= float((before_logps * counts).sum())
         self.after -= float((after_logps * counts).sum())
         self.weight += float(counts.sum())
-        apart = (before_logps - after_logps).abs()[learned]
+        apart = apart[learned]
         self.differences += float(apart.sum())
         self.largest = max(self.largest, float(apart.max()))
         self.agreed += int((was.argmax(-1) == now.argmax(-1))[learned].sum())
