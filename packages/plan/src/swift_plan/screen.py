@@ -203,7 +203,9 @@ def heading(shape: ModelShape, workload: Workload, cluster: Cluster) -> str:
     active = f", {shape.active_parameters / 1e9:.3g} active" if shape.experts else ""
     rows = f"{workload.rows} rows of {'2 × ' * (workload.segments == 2)}{workload.length} tokens per step"
     assumed = " (assumed; set --global_batch_size to change it)" if workload.rows_assumed else ""
-    return f"{shape.name}: {shape.parameters / 1e9:.4g} billion parameters{active}; {cluster}; {rows}{assumed}"
+    billions = shape.parameters / 1e9
+    size = f"{billions:.4g} billion" if billions >= 0.1 else f"{billions * 1e3:.3g} million"
+    return f"{shape.name}: {size} parameters{active}; {cluster}; {rows}{assumed}"
 
 
 def thumb(shape: ModelShape, workload: Workload) -> str:

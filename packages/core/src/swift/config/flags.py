@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from swift.config.values import as_switch, looks_like_switch, quoted
+from swift.config.values import as_switch, clipped, looks_like_switch, quoted
 from swift.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from swift.config.meanings import Meaning
     from swift.config.settings import Settings
 
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+"""Files that are data sets."""
 Translation = Callable[[str, Any], "Settings"]
 """(flag as typed, value) → what it sets."""
 Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "rest"]
@@ -274,6 +276,6 @@ def _strays(typed: str, taken: list[str], strays: list[str], table: FlagTable) -
     if all(table.takes_positional(arg) for arg in strays):
         return strays
     values = [*taken, *strays]
-    raise ConfigError(
-        f"{typed} takes one value, not {len(values)}: {' '.join(values)!r}.", hint="Quote a value that has spaces."
-    )
+    data = [each for each in strays if each.endswith(DATA_SUFFIXES)] if table.arity("dataset") else []
+    hint = f"Did you mean --dataset {clipped(data[0])}?" if data else "Quote a value that has spaces."
+    raise ConfigError(f"{typed} takes one value, not {len(values)}: {' '.join(values)!r}.", hint=hint)
