@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +37,19 @@ def test_process_waited_for_reports_stack(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(AssertionError, match=r"process 0 of 2 did not come to an end(.*\n)+.* in waits$"):
         crew.succeeded(crew.run_jobs(2, [waits])[0])
+
+
+def test_switches_of_later_torch_are_passed_on() -> None:
+    """torch 2.14 passes a switch to each group that it makes, which is off."""
+
+    def backend() -> str:
+        from torch.distributed import HashStore, distributed_c10d
+
+        made: Any = distributed_c10d.ProcessGroupGloo
+        return str(made(HashStore(), 0, 1, timeout=timedelta(seconds=5), enable_reconfigure=False).name())
+
+    (name,) = crew.succeeded(crew.run_jobs(1, [backend])[0])
+    assert name == "gloo"
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:

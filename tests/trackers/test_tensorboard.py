@@ -33,10 +33,12 @@ def test_resumed_run_hides_the_steps_it_repeats(make_run, drive):
     assert [event.step for event in reader.Scalars("train/loss")] == list(range(1, 13))
 
 
-def test_missing_tensorboard_warns_and_names_install(make_run, drive, said, monkeypatch):
-    """Without TensorBoard the run goes on and says how to get it."""
+def test_missing_tensorboard_warns_where_requested(make_run, drive, said, monkeypatch):
+    """Without TensorBoard the run goes on; a run that names it says how to get it, one by default says nothing."""
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    run = make_run()
+    drive(TensorBoardObserver(), make_run(), range(1, 3))
+    assert not said
+    run = make_run(logging={"report_to": ["tensorboard"]})
     drive(TensorBoardObserver(), run, range(1, 13))
     assert len([text for text in said if 'core[tensorboard]"' in text]) == 1
     assert not (run.folder / "runs").exists()

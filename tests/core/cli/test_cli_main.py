@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from swift.cli import doctor
 from swift.cli import main as cli
 from swift.cli.commands import commands
 from swift.errors import PluginError, TrainingError, UsageError
@@ -197,6 +198,12 @@ def test_export_and_merge_lora_reach_the_exporter(monkeypatch: pytest.MonkeyPatc
     assert exported["options"].exist_ok
     assert exported["options"].verify == "none"
     assert (merged_path, merged["to"], merged["options"].dtype) == ("run", "hf", "bfloat16")
+
+
+def test_doctor_names_kinds_in_the_plural() -> None:
+    printed = "\n".join(finding.what for finding in doctor._plugins())
+    assert "vocabularies: " in printed
+    assert "vocabularys" not in printed
 
 
 def test_doctor_reports_versions_devices_plugins_and_space(capsys: pytest.CaptureFixture[str]) -> None:

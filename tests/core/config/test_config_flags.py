@@ -153,6 +153,7 @@ MISTAKES = [
     ("--lr", "--lr needs a value"),
     ("--val_dataset", "--val_dataset needs at least one value"),
     ("--lr 1 2", "--lr takes one value"),
+    ("--model tiny data.jsonl", "Did you mean --dataset data.jsonl?"),
     ("--bf16 --fp16", "--bf16 and --fp16 contradict each other"),
     ("--lr 1 --learning_rate 2", "--lr and --learning_rate contradict each other"),
     ("--torch_dtype fp8", "Unknown value 'fp8' for --torch_dtype"),

@@ -116,3 +116,10 @@ def test_parsed_run_knows_its_sources() -> None:
     assert parsed.assignments["objective.name"].source == "swift sft"
     assert parsed.assignments["optim.lr"].source == "the tuner 'lora'"
     assert "train.epochs" not in parsed.assignments
+
+
+def test_source_follows_the_quoted_value() -> None:
+    """A value that is also a word of the message is named where it stands in quotes."""
+    named = {"data.train": Assignment(["data"], "--dataset")}
+    found = with_sources("There is no data set 'data'.", named, about="data.train")
+    assert found == "There is no data set 'data' (--dataset)."

@@ -55,6 +55,14 @@ def test_missing_file_suggests_nearest_path(folder: Path) -> None:
         parse_source("trian.jsonl", folder)
 
 
+def test_name_without_suffix_suggests_file(folder: Path) -> None:
+    """A file typed without its suffix is suggested; the hub is not asked."""
+    (folder / "qa.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"There is no data set 'qa'. Did you mean 'qa\.jsonl'"):
+        parse_source("qa", folder)
+    assert parse_source("hf::qa", folder).location == "qa"
+
+
 def test_what_can_be_neither_a_path_nor_an_id_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="neither a file or folder"):
         parse_source("what is this", folder)

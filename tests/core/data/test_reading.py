@@ -145,6 +145,21 @@ def test_a_hub_id_that_cannot_be_had_offline_is_one_sentence() -> None:
     assert "\n" not in error.value.message
 
 
+def test_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set that is not in the cache is refused after one question, without the retries of a download."""
+    import datasets
+    from huggingface_hub import HfApi, constants
+
+    def unreachable(self: HfApi, name: str, **options: object) -> None:
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: pytest.fail("tried to download"))
+    with pytest.raises(DataError, match="failed: no route to the hub"):
+        open_corpus(["owner/your_data"], DataSection(), encoding_of("chat"))
+
+
 @pytest.mark.parametrize("lacking", ["modelscope", "addict"])  # it brings the second only with its extra
 def test_modelscope_without_package_names_install(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "modelscope"]:

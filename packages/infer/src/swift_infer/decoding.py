@@ -15,13 +15,14 @@ import psutil
 import torch
 
 from swift.contracts import Completion, Sampling
+from swift.models import cache_argument
 from swift.planning import row_bytes, rows_at_once
 
 if TYPE_CHECKING:
     from swift_infer.sampling import Sampler
 
 Tokens = Sequence[int]
-_TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
+_TAKEN = ("input_ids", "attention_mask", "position_ids", "use_cache", "logits_to_keep")
 _IDLE = 8
 """Rows leave when one in so many has ended: leaving copies the cache, staying wastes computation."""
 
@@ -56,7 +57,7 @@ def decodes(model: Any) -> bool:
         and not model.config.is_encoder_decoder
         and getattr(kind, "prepare_inputs_for_generation", None) is GenerationMixin.prepare_inputs_for_generation
         and model._supports_default_dynamic_cache()
-        and set(_TAKEN) <= set(inspect.signature(model.forward).parameters)
+        and {*_TAKEN, cache_argument(model)} <= set(inspect.signature(model.forward).parameters)
     )
 
 
@@ -71,6 +72,7 @@ class DecodingBatch:
         self._rows = list(range(len(prompts)))
         """The prompt of each row that is in the batch."""
         self._cache: Any = growing_cache(model)
+        self._cache_argument = cache_argument(model)
         self._chosen = torch.zeros(0, dtype=torch.long)
         self._mask: torch.Tensor | None = None
         self._position = torch.zeros(0, dtype=torch.long)
@@ -130,12 +132,12 @@ class DecodingBatch:
             input_ids=ids,
             attention_mask=self._mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_argument: self._cache},
         )
         # Some models make a cache of their own.
-        self._cache = output.past_key_values
+        self._cache = getattr(output, self._cache_argument)
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
@@ -179,7 +181,8 @@ class Room:
         self._vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
         with torch.no_grad():
             ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-            cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+            output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            cache = getattr(output, cache_argument(model))
         kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
         self._of_token = sum(held.nbytes for held in kept if isinstance(held, torch.Tensor))
 

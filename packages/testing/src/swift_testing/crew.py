@@ -212,9 +212,11 @@ def _share_device() -> None:
     device = plain.create_device(interface="lo")
 
     class ProcessGroupGloo(plain):  # type: ignore[misc]  # what it inherits from is C++
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **switches: bool) -> None:
             options = plain._Options()
             options._timeout, options._devices = timeout, [device]
+            for name in filter(switches.get, switches):  # torch 2.14 passes enable_reconfigure
+                setattr(options, name, True)
             super().__init__(store, rank, size, options)
 
     distributed_c10d.ProcessGroupGloo = ProcessGroupGloo  # type: ignore[misc]  # torch has no setting for it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from swift.config.sections import DEFAULT_OBSERVERS
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.installation import pip_install
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoardObserver:
-    """Writes `train/...` and `eval/...` scalars; without the tensorboard package it prints a note and does nothing."""
+    """Writes `train/...` and `eval/...` scalars. Without the tensorboard package it does nothing.
+
+    A run that names TensorBoard in `--report_to` then says so; one by default does not.
+    """
 
     def __init__(self) -> None:
         self._installed = find_spec("tensorboard") is not None
@@ -25,7 +29,7 @@ class TensorBoardObserver:
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
-        if not self._installed:
+        if not self._installed and tuple(run.config.logging.report_to) != DEFAULT_OBSERVERS:
             command = pip_install("swift-core[tensorboard]")
             run.say(f"TensorBoard is not installed ({command}). Curves are in report.html.")
 

@@ -233,8 +233,10 @@ def _version_of(distribution: str) -> str | None:
 
 def _plugins() -> Iterator[Finding]:
     from swift.plugins.discover import list_plugins
+    from swift.plugins.kinds import KINDS
     from swift.plugins.load import load
 
+    plurals = {kind.name: group.removeprefix("swift.") for group, kind in KINDS.items()}
     usable: dict[str, list[str]] = {}
     for entry in list_plugins():
         if not entry.allowed:
@@ -250,7 +252,7 @@ def _plugins() -> Iterator[Finding]:
         else:
             usable.setdefault(entry.kind, []).append(entry.name)
     for kind, names in usable.items():
-        yield Finding("plugins", f"{kind}s: {', '.join(names)}")
+        yield Finding("plugins", f"{plurals[kind]}: {', '.join(names)}")
 
 
 def _offline() -> Iterator[Finding]:

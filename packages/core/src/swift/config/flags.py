@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from swift.config.settings import Translation
-from swift.config.values import as_switch, looks_like_switch, quoted
+from swift.config.values import as_switch, clipped, looks_like_switch, quoted
 from swift.errors import ConfigError
 
 if TYPE_CHECKING:
     from swift.config.fields import Field
     from swift.config.meanings import Meaning
 
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+"""Files that are data sets."""
 Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "rest"]
 """How many values a flag takes: 'optional' is none or one, 'any' leaves it to the plugin that owns the key, and 'rest'
 takes all that follow, for a third-party flag."""
@@ -272,6 +274,6 @@ def _strays(typed: str, taken: list[str], strays: list[str], table: FlagTable) -
     if all(table.takes_positional(arg) for arg in strays):
         return strays
     values = [*taken, *strays]
-    raise ConfigError(
-        f"{typed} takes one value, not {len(values)}: {' '.join(values)!r}.", hint="Quote a value that has spaces."
-    )
+    data = [each for each in strays if each.endswith(DATA_SUFFIXES)] if table.arity("dataset") else []
+    hint = f"Did you mean --dataset {clipped(data[0])}?" if data else "Quote a value that has spaces."
+    raise ConfigError(f"{typed} takes one value, not {len(values)}: {' '.join(values)!r}.", hint=hint)

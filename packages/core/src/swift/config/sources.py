@@ -72,9 +72,10 @@ def _mention(key: str, value: Any, message: str) -> re.Match[str] | None:
 
 
 def _value_in(message: str, value: Any) -> re.Match[str] | None:
-    """Find a value in a message, or the first of a list that it has."""
+    """Find a value in a message, or the first of a list that it has; in quotes first, since it may be a plain word."""
     values = value if isinstance(value, list | tuple) else (value,)
-    found = (re.search(rf"(?<![\w.\-/']){_shown(each)}(?![\w.:/-]\w|[\w/'])", message) for each in values)
+    forms = [*(re.escape(quoted(each)) for each in values), *map(_shown, values)]
+    found = (re.search(rf"(?<![\w.\-/']){form}(?![\w.:/-]\w|[\w/'])", message) for form in forms)
     return next(filter(None, found), None)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from swift.models.attention import AttentionChoice as AttentionChoice
     from swift.models.attention import choose_attention as choose_attention
     from swift.models.attention import use_attention as use_attention
+    from swift.models.classes import cache_argument as cache_argument
     from swift.models.classes import is_encoder as is_encoder
     from swift.models.config_file import read_config as read_config
     from swift.models.load_adapter import attach_adapter as attach_adapter
@@ -51,7 +52,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "attention": "AttentionChoice FLASH FLASHES choose_attention use_attention",
-        "classes": "is_encoder",
+        "classes": "cache_argument is_encoder",
         "config_file": "read_config",
         "load_adapter": "attach_adapter peft_config",
         "locate": "folder_of locate_model",

@@ -14,7 +14,7 @@ from typing import Any
 
 from swift.config.draft import Draft, Layer
 from swift.config.files import read_yaml
-from swift.config.flags import Flag, FlagTable, read_flags
+from swift.config.flags import DATA_SUFFIXES, Flag, FlagTable, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.options import RunsCode
 from swift.config.sections import Config
@@ -71,7 +71,7 @@ def _config_file(flag: Flag | None, positional: list[str]) -> Path | None:
     if unexpected:
         name = unexpected[0]
         hint = "Flags begin with --, and a configuration file ends in .yaml."
-        if name.endswith((".jsonl", ".json", ".csv", ".parquet", ".txt")):
+        if name.endswith(DATA_SUFFIXES):
             hint = f"Did you mean --dataset {clipped(name)}?"
         raise UsageError(f"Unexpected argument {quoted(name)}.", hint=hint)
     if flag is not None:

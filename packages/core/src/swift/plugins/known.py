@@ -100,4 +100,5 @@ REMARKS = {
 def install_command(group: str, name: str, *, upgrade: bool = False) -> str | None:
     """Return the command that installs a known plugin; None for a name that this project does not publish."""
     extra = KNOWN.get(group, {}).get(name)
-    return pip_install(f"swift-core[{extra}]", upgrade=upgrade) if extra else None
+    extras = ENGINE_EXTRAS if extra == ENGINE else (extra,)
+    return "   or ".join(pip_install(f"swift-core[{each}]", upgrade=upgrade) for each in extras) if extra else None

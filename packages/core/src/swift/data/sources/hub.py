@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from swift.data.sources.rows import ListRows, RowData, Source, as_row, first_line
 from swift.errors import DataError
 from swift.installation import pip_install
+from swift.models.locate import REACH_SECONDS, cached_ids
 
 
 def read_hub(source: Source) -> ListRows:
@@ -29,6 +31,12 @@ def _load_hugging_face(source: Source, *, streaming: bool) -> Any:
     import datasets
 
     try:
+        if not _is_cached(source.location):
+            from huggingface_hub import HfApi, constants
+
+            # One short question first: a download against a silent network would retry, and print each attempt.
+            if not constants.is_offline_mode():
+                HfApi().dataset_info(source.location, timeout=REACH_SECONDS)
         return datasets.load_dataset(source.location, name=source.subset, streaming=streaming)
     except Exception as error:  # every loader and network layer below raises its own
         raise DataError(
@@ -36,6 +44,16 @@ def _load_hugging_face(source: Source, *, streaming: bool) -> Any:
             f"failed: {first_line(error)}",
             hint="Check the spelling and the network, or give a file: --dataset data/train.jsonl",
         ) from error
+
+
+def _is_cached(name: str) -> bool:
+    """Return whether a data set of the hub was downloaded before: then it can be had without the hub."""
+    from datasets.config import HF_DATASETS_CACHE
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, own = name.split("/")
+    prepared = Path(HF_DATASETS_CACHE) / "___".join([*owner, camelcase_to_snakecase(own)])
+    return prepared.is_dir() or name in cached_ids("datasets")
 
 
 def _load_modelscope(source: Source) -> Any:

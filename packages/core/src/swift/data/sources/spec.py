@@ -158,7 +158,8 @@ def _hub(text: str, kind: Literal["hf", "ms"], body: str, limit: int | None, fol
     if len(name) > _LONGEST_NAME:
         raise DataError(f"'{shown(text)}' is too long for a hub id.", hint=_EXAMPLE)
     if "/" not in name and name not in ALIASES and folder is not None:
-        options = [*ALIASES, *known_names(folder), *_names(folder)]
-        if guess := did_you_mean(name, options):
+        names = _names(folder)
+        typed = next((each for each in names if each in [name + suffix for suffix in SUFFIXES]), name)
+        if guess := did_you_mean(typed, [*ALIASES, *known_names(folder), *names]):
             raise DataError(f"There is no data set {name!r}.{guess}", hint=_EXAMPLE)
     return Source(text, kind, ALIASES.get(name, name), subset=subset or None, limit=limit)

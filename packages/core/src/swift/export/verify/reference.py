@@ -14,6 +14,7 @@ from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.export.verify.compare import Outputs, Prompt, Reference
 from swift.export.verify.seeing import perceived, token_logps
+from swift.models.classes import cache_argument
 from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
 from swift.models.pooling import pooled, pooling_weights
@@ -80,10 +81,11 @@ def _vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelSource)
 def _completed(model: torch.nn.Module, prompt: Prompt) -> tuple[list[int], list[float], list[float]]:
     """Return how a transformers module goes on after a prompt: tokens, their log-probabilities, and margins."""
     tokens, logps, margins = [], [], []
+    name = cache_argument(model)
     step, cache = torch.tensor([prompt], device=next(model.parameters()).device), None
     for _ in range(_COMPLETION):
-        output = model(input_ids=step, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(input_ids=step, **{name: cache}, use_cache=True)
+        cache = getattr(output, name)
         best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(2)
         tokens.append(int(best.indices[0]))
         logps.append(float(best.values[0]))
