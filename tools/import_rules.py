@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from swift.lazy import public_imports
+
 ROOT = Path(__file__).resolve().parent.parent
 
 CORE = "swift"
@@ -361,19 +363,15 @@ def loaded(each: Import, modules: dict[str, Path]) -> Iterator[str]:
     names = [".".join(parts[: end + 1]) for end in range(len(parts))] + [f"{each.module}.{name}" for name in each.names]
     if each.module in modules and modules[each.module].name == "__init__.py":
         homes = lazy_homes(modules[each.module])
-        names += [f"{each.module}.{homes[name]}" for name in each.names if name in homes]
+        names += [homes[name] for name in each.names if name in homes]
     return (name for name in names if name in modules)
 
 
 @cache
 def lazy_homes(file: Path) -> dict[str, str]:
     """Return the names that a package takes from its modules by `lazy_names`, and the module of each."""
-    for node in ast.parse(file.read_text()).body:
-        call = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "lazy_names":
-            homes = ast.literal_eval(call.args[1])
-            return {name: home for home, names in homes.items() for name in names.split()}
-    return {}
+    source = file.read_text()
+    return public_imports(source) if "lazy_names(__name__)" in source else {}
 
 
 def is_public(each: Import) -> bool:

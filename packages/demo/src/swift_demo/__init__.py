@@ -20,13 +20,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "images": "render_number",
-        "model": "write_model",
-        "scoring": "DIGITS_SPREAD reranker_rows spelled",
-        "task": "write_data",
-        "vision_model": "write_vision_model",
-    },
-)
+__getattr__ = lazy_names(__name__)

@@ -137,24 +137,5 @@ def open_step_scorer(
     return StepScorer(ModelOptions(model=str(model), dtype=dtype, device=device), separator, batch_size=batch_size)
 
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "batch": "response_strings",
-        "chat_engine": "open_chat_engine",
-        "commands.common": "check_model check_result quiet_libraries write_responses_to",
-        "engine_flags": "ENGINE_OPTIONS",
-        "http_client": "BROKEN RequestRefused opener_without_redirects read_response",
-        "image_messages": "question_with",
-        "json_fields": "json_field json_numbers",
-        "openai_server": "OpenAiServer at_once",
-        "options": "InferenceOptions ModelOptions SamplingOptions",
-        "questions": "Question read_questions",
-        "response": "ChatEngine Response",
-        "resume_file": "ResumeFile read_lines",
-        "reward_models": "ConversationScorer StepScorer",
-        "sampling": "sample_tokens",
-        "stop_strings": "StopStrings",
-    },
-)
+__getattr__ = lazy_names(__name__)
 """HTTP, TLS and torch take long to import."""

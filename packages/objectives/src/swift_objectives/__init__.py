@@ -33,15 +33,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "encodings.classification": "ClassificationEncoding MULTI_LABEL REGRESSION SINGLE_LABEL whole_text",
-        "encodings.embedding": "EmbeddingEncoding prompt_text_of prompted",
-        "encodings.kto": "KtoEncoding",
-        "encodings.preference": "PreferenceEncoding",
-        "encodings.reranker": "DOCUMENT_COLUMNS Documents PairEncoding RerankerEncoding pair_of pair_text",
-        "encodings.steps": "StepEncoding StepSample",
-        "reranker": "GenerativeReranker GenerativeRerankerOptions",
-    },
-)
+__getattr__ = lazy_names(__name__)

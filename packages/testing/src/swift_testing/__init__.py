@@ -59,18 +59,4 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Imported when they are used: the tokenizer and `swift plugins --try` need no pytest.
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "cases": "CASES Case",
-        "conformance": "BackendConformance ExpertConformance",
-        "engine_conformance": "EngineConformance",
-        "exporter_conformance": "ExporterConformance",
-        "layouts": "Layout",
-        "plugin_templates": "new_plugin template_kinds",
-        "reference": "Expected Recipe run_reference",
-        "short": "short_form",
-        "tokenizer": "CHAT_TEMPLATE VISION_CHAT_TEMPLATE VISION_TOKENS byte_tokenizer",
-        "training_conformance": "TrainingConformance",
-    },
-)
+__getattr__ = lazy_names(__name__)

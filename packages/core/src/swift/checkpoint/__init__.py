@@ -32,16 +32,4 @@ if TYPE_CHECKING:
     from swift.checkpoint.weights_location import display_name as display_name
     from swift.checkpoint.weights_location import find_weights as find_weights
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "finite": "INVALID_VALUES invalid_tensors",
-        "folders": "checkpoint_folder find_checkpoint is_checkpoint whole_checkpoints",
-        "load": "Checkpoint open_checkpoint",
-        "manifest": "MANIFEST Manifest read_manifest",
-        "save": "before_update save_checkpoint",
-        "storage": "StoredTensors",
-        "tensor_slices": "TensorSlices flat_slices part_slices",
-        "weights_location": "WeightsLocation check_weights_of display_name find_weights",
-    },
-)
+__getattr__ = lazy_names(__name__)

@@ -35,15 +35,4 @@ if TYPE_CHECKING:
     from swift.config.values import names_in as names_in
     from swift.config.values import quoted as quoted
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "draft": "Assignment Draft whole_number",
-        "fields": "core_fields",
-        "files": "read_yaml",
-        "flags": "Arity TranslatedFlags",
-        "meanings": "Default Meaning NotNeeded Refused off",
-        "settings": "Fallback Note Request Set Settings Translation renamed request sets switch unknown_value",
-        "values": "as_switch literal names_in quoted",
-    },
-)
+__getattr__ = lazy_names(__name__)

@@ -33,23 +33,4 @@ if TYPE_CHECKING:
     from swift.data.text import Text as Text
     from swift.data.videos import VideoSampling as VideoSampling
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "bounding_boxes": "has_objects",
-        "conversation": "RoleTags medium_in parts_of prompt_only",
-        "corpus": "DatasetPart open_parts",
-        "encode": "SampleEncoder",
-        "global_segments": "GlobalSegments",
-        "media_tokens": "MediaRules MediaTokens",
-        "offsets": "TextEncoder joined_pairs joins_pairs",
-        "pipeline": "Prepared media_tokens_of prepare_data",
-        "placing": "placed",
-        "sources.dataset_info": "DATASET_INFO_FILE",
-        "sources.rows": "RowData",
-        "store": "SampleSet",
-        "template": "ChatTemplate",
-        "text": "Pair Text",
-        "videos": "VideoSampling",
-    },
-)
+__getattr__ = lazy_names(__name__)

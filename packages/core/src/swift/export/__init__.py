@@ -18,14 +18,4 @@ if TYPE_CHECKING:
     from swift.export.writer import ShardedSafetensorsWriter as ShardedSafetensorsWriter
     from swift.export.writer import TensorSpec as TensorSpec
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "destination": "put_in_place",
-        "plugins": "HuggingFaceExporter",
-        "precision": "export_dtypes main_dtype",
-        "run": "export_checkpoint",
-        "stored": "base_of stored_weights write_model_weights",
-        "writer": "ShardedSafetensorsWriter TensorSpec",
-    },
-)
+__getattr__ = lazy_names(__name__)

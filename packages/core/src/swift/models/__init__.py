@@ -48,28 +48,4 @@ if TYPE_CHECKING:
     from swift.models.weights_check import check_finite as check_finite
     from swift.models.weights_check import check_weights as check_weights
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "attention": "AttentionChoice FLASH FLASHES choose_attention use_attention",
-        "classes": "cache_argument is_encoder",
-        "config_file": "read_config",
-        "load_adapter": "attach_adapter peft_config",
-        "locate": "folder_of locate_model",
-        "media": "ProcessorReader",
-        "media_processor": "MediaProcessor without_video_processor",
-        "memory": "available_bytes",
-        "names": "base_model name_map",
-        "opening": "as_model_error",
-        "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens template_of_export "
-        "with_pairs write_pair_template",
-        "plain_lora": "is_frozen_factor",
-        "precision": "DTYPES resolve_dtype",
-        "sentence_files": "add_prompts stored_prompts",
-        "source": "HfSource open_source",
-        "stored_task": "holds_head settings_of_adapter settings_of_folder",
-        "tokenizer": "check_tokenizer copy_tokenizer",
-        "view": "ViewModule",
-        "weights_check": "check_finite check_weights",
-    },
-)
+__getattr__ = lazy_names(__name__)

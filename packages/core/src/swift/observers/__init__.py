@@ -16,12 +16,4 @@ if TYPE_CHECKING:
     from swift.observers.jsonl import LOGGING_FILE as LOGGING_FILE
     from swift.observers.lines import mfu_of as mfu_of
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "charts": "NOT_CHARTED chart_script charts_of",
-        "facts": "next_commands setup_facts unusable_samples",
-        "jsonl": "LOGGING_FILE",
-        "lines": "mfu_of",
-    },
-)
+__getattr__ = lazy_names(__name__)

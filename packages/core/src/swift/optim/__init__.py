@@ -9,9 +9,4 @@ from swift.lazy import lazy_names
 if TYPE_CHECKING:
     from swift.optim.schedule import Schedule as Schedule
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "schedule": "Schedule",
-    },
-)
+__getattr__ = lazy_names(__name__)

@@ -17,14 +17,4 @@ if TYPE_CHECKING:
     from swift.parsing.resolve import Parsed as Parsed
     from swift.parsing.tasks import problem_type_of as problem_type_of
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "capabilities": "FEATURE_SWITCHES",
-        "choices": "choice",
-        "command_line": "config_from_mapping parse",
-        "flag_reading": "flags_of_plugins read_flag read_third_party_flag",
-        "resolve": "Parsed",
-        "tasks": "problem_type_of",
-    },
-)
+__getattr__ = lazy_names(__name__)

@@ -27,15 +27,4 @@ if TYPE_CHECKING:
     from swift.plugins.objective import load_objective_of_run as load_objective_of_run
     from swift.plugins.objective import make_objective_of_run as make_objective_of_run
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "blame": "failing interrupts",
-        "discover": "plugin_names",
-        "hooks": "implements open_hooks read_third_party write_third_party",
-        "inference": "open_inference serve_model",
-        "known": "CHECKPOINT_MARKS ENGINE ENGINE_TITLE TRANSFORMERS install_command",
-        "load": "LoadedPlugin load_engine load_plugin",
-        "objective": "load_objective_of_run make_objective_of_run",
-    },
-)
+__getattr__ = lazy_names(__name__)

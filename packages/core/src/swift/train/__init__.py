@@ -17,13 +17,4 @@ if TYPE_CHECKING:
     from swift.train.run_folder import REPORT_FILE as REPORT_FILE
     from swift.train.time_breakdown import measured_at_any_cost as measured_at_any_cost
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "job": "Job",
-        "loop": "Loop train",
-        "prepare": "open_job",
-        "run_folder": "ARGS_FILE CONFIG_FILE LOCK_FILE REPORT_FILE",
-        "time_breakdown": "measured_at_any_cost",
-    },
-)
+__getattr__ = lazy_names(__name__)
