@@ -22,12 +22,12 @@ from swift.contracts import ExpectedMemory
 from swift.data.sources.spec import TABLES
 from swift.errors import SwiftError
 from swift.model_names import RELEASED
-from swift.models.locate import cached_ids
 from swift.observers.facts import resume_argv
 from swift.parsing.aliases import flag_named
 from swift.plugins.discover import plugin_names
 from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
+from swift.remote.hub_cache import cached_ids
 from swift.remote.urls import is_remote
 from swift.terminal import print_note, say_nothing
 

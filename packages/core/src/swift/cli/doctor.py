@@ -23,7 +23,7 @@ from swift.config.options import Section
 from swift.contracts import EngineLibrary
 from swift.errors import SwiftError
 from swift.installation import CORE, conflicts, pip_install, pip_uninstall
-from swift.models.locate import cached_ids, hub_cache
+from swift.remote.hub_cache import cached_ids, hub_cache
 from swift.terminal import result_alone
 from swift.version import __version__
 

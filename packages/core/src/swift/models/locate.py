@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from swift.errors import ModelError
 from swift.model_names import nearest_alias, resolve_name
+from swift.remote.hub_cache import REACH_SECONDS
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 UNWANTED = ["consolidated*", "original/*", "onnx/*"]
-REACH_SECONDS = 10.0
-"""How long to wait for the hub before saying that it cannot be reached."""
 _NO_HUB = "Pass a local folder with --model path/to/folder, or download the model on a machine with network access."
 
 
@@ -74,18 +72,6 @@ def _folder_near(path: Path) -> Path | None:
     same = [name for name in found if re.findall(r"\d+", name) == numbers and abs(len(name) - len(path.name)) <= 1]
     alike = difflib.get_close_matches(path.name, same, n=1, cutoff=0.8)
     return found[alike[0]] if alike else None
-
-
-def hub_cache() -> Path:
-    """Return the folder of the hub cache."""
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-
-
-def cached_ids(kind: Literal["models", "datasets"]) -> list[str]:
-    """Return the ids in the hub cache."""
-    folders = hub_cache().glob(f"{kind}--*")
-    return sorted(folder.name.removeprefix(f"{kind}--").replace("--", "/") for folder in folders)
 
 
 def _cached(name: str, revision: str | None, patterns: list[str], *, need_weights: bool) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 from swift.data.sources.rows import ListRows, RowData, Source, as_row, first_line
 from swift.errors import DataError
 from swift.installation import pip_install
-from swift.models.locate import REACH_SECONDS, cached_ids
+from swift.remote.hub_cache import REACH_SECONDS, cached_ids
 
 
 def read_hub(source: Source) -> ListRows:
