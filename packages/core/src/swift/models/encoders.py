@@ -46,11 +46,12 @@ def class_of_encoder(config: Any, task: str) -> Any:
 
 @cache
 def _without_pooler(base: Any) -> Any:
-    if "add_pooling_layer" not in inspect.signature(base.__init__).parameters:
-        return base
+    options = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(base.__init__).parameters else {}
 
     def init(self: Any, config: Any, **_: Any) -> None:
-        base.__init__(self, config, add_pooling_layer=False)
+        base.__init__(self, config, **options)
+        if getattr(self, _POOLER, None) is not None:  # SqueezeBERT calls it in any case
+            self.pooler = nn.Identity()
 
     return type(base.__name__, (base,), {"__init__": init, "__module__": base.__module__})
 
