@@ -145,7 +145,11 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
     ("attention_dropout", "hidden_dropout"): Default(
         ("0", "0.0"), "dropout comes from the model's config.json", hint="Set it in the config.json."
     ),
-    ("mtp_num_layers",): Default(("0", "none"), "it is always off", "multi-token prediction layers are not trained."),
+    ("mtp_num_layers", "mtp_loss_scaling_factor"): Default(
+        ("0", "0.0", "none"),
+        "it is always off",
+        "multi-token prediction layers are not trained; exports keep them unchanged.",
+    ),
     (
         "load_safetensors", "use_mcore_models", "dist_ckpt_format", "ckpt_format",
         "auto_detect_ckpt_format", "manual_gc", "manual_gc_interval", "use_cpu_initialization",

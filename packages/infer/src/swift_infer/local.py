@@ -163,8 +163,8 @@ class LocalEngine:
         names = name_map(self._decoder)
         tensors = dict(self._decoder.named_parameters(remove_duplicate=False))
         tensors |= dict(self._decoder.named_buffers(remove_duplicate=False))
-        owners = {name: names.owner(name) for name in names.names()}
-        return names.stored((name, piece.view_of(tensors[owner].data)) for name, (owner, piece) in owners.items())
+        held = {name: names.owner(name) for name in names.names()}
+        return names.stored((name, piece.view_of(tensors[owner].data)) for name, (owner, piece) in held.items())
 
     def close(self) -> None:
         """Release the model."""
