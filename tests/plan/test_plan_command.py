@@ -69,10 +69,11 @@ def test_encoders_have_plans_for_vectors_alone(tmp_path: Path) -> None:
     bert = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(bert))
     words = ["plan", "config.json", "--gpus", "2xH100", "--train_type", "full", "--max_length", "512"]
-    ended = typed([*words, "--task_type", "embedding"], tmp_path)
+    ended = typed([*words, "--task_type", "embedding", "--top", "5"], tmp_path)
     assert ended.code == 0, ended.output
     assert "22.6 million parameters" in ended.output
     assert "--task_type embedding" in ended.output
+    assert "Run: swift sft --model . " in ended.output, "a run takes a folder"
     assert "megatron does not support some layouts: Megatron does not train bert" in ended.output
     assert "  fsdp " in ended.output
     language_model = typed(words, tmp_path)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from swift.models.attention import AttentionChoice as AttentionChoice
     from swift.models.attention import choose_attention as choose_attention
     from swift.models.attention import use_attention as use_attention
-    from swift.models.classes import cache_argument as cache_argument
     from swift.models.classes import is_encoder as is_encoder
     from swift.models.config_file import read_config as read_config
     from swift.models.load_adapter import attach_adapter as attach_adapter
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from swift.models.media_processor import without_video_processor as without_video_processor
     from swift.models.memory import available_bytes as available_bytes
     from swift.models.names import base_model as base_model
+    from swift.models.names import cache_argument as cache_argument
     from swift.models.names import name_map as name_map
     from swift.models.opening import as_model_error as as_model_error
     from swift.models.pair_template import renders_pairs as renders_pairs
@@ -52,14 +52,14 @@ __getattr__ = lazy_names(
     __name__,
     {
         "attention": "AttentionChoice FLASH FLASHES choose_attention use_attention",
-        "classes": "cache_argument is_encoder",
+        "classes": "is_encoder",
         "config_file": "read_config",
         "load_adapter": "attach_adapter peft_config",
         "locate": "folder_of locate_model",
         "media": "ProcessorReader",
         "media_processor": "MediaProcessor without_video_processor",
         "memory": "available_bytes",
-        "names": "base_model name_map",
+        "names": "base_model cache_argument name_map",
         "opening": "as_model_error",
         "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens template_of_export "
         "with_pairs write_pair_template",

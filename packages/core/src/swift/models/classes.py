@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +33,6 @@ def is_encoder(config: Any) -> bool:
 
     decodes = getattr(config, "is_decoder", False) or _encodes_first(config)
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes and not config.sub_configs
-
-
-def cache_argument(model: Any) -> str:
-    """Return the name of the key-value cache in the arguments and output of a model: later transformers renamed it."""
-    from swift.models.names import base_model
-
-    return "cache" if "cache" in inspect.signature(base_model(model).forward).parameters else "past_key_values"
 
 
 def body_class(config: Any) -> Any:

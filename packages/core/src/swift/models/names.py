@@ -10,6 +10,7 @@ parameter. PEFT is asked in the same way.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,6 +113,11 @@ def base_model(model: torch.nn.Module) -> Any:
     # What is inside the wrapper has a `peft_config` too.
     unwrapped: Any = getattr(model, "get_base_model", None)
     return model if unwrapped is None else unwrapped()
+
+
+def cache_argument(model: torch.nn.Module) -> str:
+    """Return the name of the key-value cache in the arguments and output of a model: later transformers renamed it."""
+    return "cache" if "cache" in inspect.signature(base_model(model).forward).parameters else "past_key_values"
 
 
 def canonical_parameters(model: torch.nn.Module) -> Iterator[tuple[list[Piece], torch.nn.Parameter]]:

@@ -9,7 +9,9 @@ from typing import Any
 from swift.data.sources.rows import ListRows, RowData, Source, as_row, first_line
 from swift.errors import DataError
 from swift.installation import pip_install
-from swift.models.locate import REACH_SECONDS, cached_ids
+
+_REACH_SECONDS = 10.0
+"""How long to wait for the hub before saying that it cannot be reached."""
 
 
 def read_hub(source: Source) -> ListRows:
@@ -36,7 +38,7 @@ def _load_hugging_face(source: Source, *, streaming: bool) -> Any:
 
             # One short question first: a download against a silent network would retry, and print each attempt.
             if not constants.is_offline_mode():
-                HfApi().dataset_info(source.location, timeout=REACH_SECONDS)
+                HfApi().dataset_info(source.location, timeout=_REACH_SECONDS)
         return datasets.load_dataset(source.location, name=source.subset, streaming=streaming)
     except Exception as error:  # every loader and network layer below raises its own
         raise DataError(
@@ -50,10 +52,12 @@ def _is_cached(name: str) -> bool:
     """Return whether a data set of the hub was downloaded before: then it can be had without the hub."""
     from datasets.config import HF_DATASETS_CACHE
     from datasets.naming import camelcase_to_snakecase
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     *owner, own = name.split("/")
     prepared = Path(HF_DATASETS_CACHE) / "___".join([*owner, camelcase_to_snakecase(own)])
-    return prepared.is_dir() or name in cached_ids("datasets")
+    downloaded = Path(HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    return prepared.is_dir() or downloaded.is_dir()
 
 
 def _load_modelscope(source: Source) -> Any:

@@ -14,9 +14,8 @@ from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.export.verify.compare import Outputs, Prompt, Reference
 from swift.export.verify.seeing import perceived, token_logps
-from swift.models.classes import cache_argument
 from swift.models.load_adapter import peft_config
-from swift.models.names import name_map
+from swift.models.names import cache_argument, name_map
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.quiet import without_bitsandbytes
 from swift.parsing.tasks import CAUSAL_LM, EMBEDDING, task_of
