@@ -73,6 +73,7 @@ def test_encoders_have_plans_for_vectors_alone(tmp_path: Path) -> None:
     assert ended.code == 0, ended.output
     assert "22.6 million parameters" in ended.output
     assert "--task_type embedding" in ended.output
+    assert "Run: swift sft --model . " in ended.output, "a run takes a folder"
     assert "megatron does not support some layouts: Megatron does not train bert" in ended.output
     assert "  fsdp " in ended.output
     language_model = typed(words, tmp_path)

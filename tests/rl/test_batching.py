@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from swift.data.schedules.layout import slice_of
+from swift.errors import ConfigError
 from swift_rl.rounds.batching import by_length
+from swift_rl.rounds.schedule import _prompts_per_round
 
 
 def padded(lengths: np.ndarray, order: list[int], micro_rows: int, rank: int = 0, size: int = 1) -> list[int]:
@@ -36,3 +41,13 @@ def test_ranks_get_similar_lengths_at_same_time(size: int) -> None:
     work = by_process.sum(axis=1)
     assert work.max() - work.min() < 0.25 * work.mean()
     assert np.ptp(by_process, axis=0).max() <= 4 * size
+
+
+@pytest.mark.parametrize(("rows", "steps", "enough"), [(1, 1, 8), (9, 1, 16), (3, 4, 4), (5, 2, 8)])
+def test_indivisible_round_names_global_batch(rows: int, steps: int, enough: int) -> None:
+    """The batch that the error names gives whole groups, and a smaller one does not."""
+    options: Any = SimpleNamespace(steps_per_pass=steps, num_generations=8)
+    with pytest.raises(ConfigError, match="not divisible into groups of 8") as error:
+        _prompts_per_round(rows, options)
+    assert f"--global_batch_size {enough}," in str(error.value.hint)
+    assert _prompts_per_round(enough, options) == enough * steps // 8

@@ -240,6 +240,12 @@ def test_four_bit_flags_without_effect_are_noted() -> None:
     assert any("--bnb_4bit_quant_storage is not needed" in note for note in stored.notes)
 
 
+def test_model_folder_without_flag_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="Did you mean --model "):
+        parse([str(tmp_path), "--dataset", "d"], "sft")
+
+
 def test_positional_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match=r"Unexpected argument 'data\.jsonl'\.\nDid you mean --dataset data\.jsonl\?"):
         parse(["data.jsonl", "--model", "m"], "sft")

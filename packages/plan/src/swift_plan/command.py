@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from swift.contracts import QuantizedShare
@@ -129,7 +130,8 @@ class Planned:
 
     def command(self, candidate: Candidate) -> str:
         """Return the command line of a plan."""
-        args = ["--model", self.options.model, *self.args]
+        path = Path(self.options.model)
+        args = ["--model", str(path.parent if path.name == "config.json" else self.options.model), *self.args]
         return screen.command(candidate, args, self.options.kind, self.cluster, self.workload)
 
     def show(self) -> None:

@@ -73,6 +73,8 @@ def _config_file(flag: Flag | None, positional: list[str]) -> Path | None:
         hint = "Flags begin with --, and a configuration file ends in .yaml."
         if name.endswith(DATA_SUFFIXES):
             hint = f"Did you mean --dataset {clipped(name)}?"
+        elif Path(name, "config.json").is_file():
+            hint = f"Did you mean --model {clipped(name)}?"
         raise UsageError(f"Unexpected argument {quoted(name)}.", hint=hint)
     if flag is not None:
         files.append(str(flag.value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -307,10 +308,11 @@ def _prompts_per_round(global_rows: int, options: OnlineOptions) -> int:
     completions = global_rows * options.steps_per_pass
     prompts, rest = divmod(completions, options.num_generations)
     if rest:
+        unit = options.num_generations // math.gcd(options.num_generations, options.steps_per_pass)
         raise ConfigError(
             f"A round of {completions} completions is not divisible into groups of {options.num_generations} "
             "(num_generations).",
-            hint=f"Pass --train.global_batch {(prompts + 1) * options.num_generations}, or another --num_generations.",
+            hint=f"Pass --global_batch_size {-(-global_rows // unit) * unit}, or another --num_generations.",
         )
     return prompts
 
