@@ -33,14 +33,16 @@ def with_aliases_of_options(table: FlagTable, argv: Sequence[str]) -> FlagTable:
     from swift.plugins.kinds import KINDS
     from swift.plugins.load import find, load
 
-    owners = {f"{kind.section}.{kind.selected_by}": (group, kind.section) for group, kind in KINDS.items()}
-    named = _named(owners, argv, table)
+    selecting = {
+        f"{kind.section}.{kind.selected_by}": (group, kind.section) for group, kind in KINDS.items() if kind.section
+    }
+    named = _named(selecting, argv, table)
     added: dict[str, Alias] = {}
-    for key, (group, section) in owners.items():
+    for key, (group, section) in selecting.items():
         for name in named.get(key, ()):
             with suppress(SwiftError):  # it is reported when the plugin is selected
                 model = load(find(group, name)).config_model
-                for field in model_fields(model, section or "") if model is not None else ():
+                for field in model_fields(model, section) if model is not None else ():
                     aliases = (Alias(flag, field.key, field.kind, renamed(field.key), True) for flag in field.aliases)
                     added.update({alias.flag: alias for alias in aliases})
     return replace(table, aliases={**added, **table.aliases})
