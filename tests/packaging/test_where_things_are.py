@@ -9,7 +9,10 @@ import import_rules
 
 PAGE = import_rules.ROOT / "CONTRIBUTING.md"
 ROW = re.compile(r"^\| (?P<what>[^|]+) \| `(?P<file>[^`]+)` \| `(?P<name>[^`]+)` \|$", re.MULTILINE)
-FOLDERS = {"core": "swift", **{f"export-{name}": f"swift_export_{name}" for name in ("lmdeploy", "sglang", "vllm")}}
+FOLDERS = {
+    "core": "swift",
+    **{f"export-{name}": f"swift_export_{name}" for name in ("gguf", "lmdeploy", "sglang", "vllm")},
+}
 
 rows = [match.groups() for match in ROW.finditer(PAGE.read_text().partition("## Where things are")[2])]
 

@@ -129,7 +129,9 @@ def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
     if kind in ("default", "llama3"):  # llama3 is a tensor
         return
     if kind not in ("linear", "yarn") or any(rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")):
-        raise ExportError(f"GGUF exports support rope_scaling linear, yarn and llama3 only; this model has {dict(rope)}.")
+        raise ExportError(
+            f"GGUF exports support rope_scaling linear, yarn and llama3 only; this model has {dict(rope)}."
+        )
     writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
     writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from swift_export_gguf.vocabulary import adds_bos
+
 _SYSTEM, _USER, _ANSWER, _NEXT = "The system text.", "The first question.", "The first answer.", "The next question."
 
 
@@ -61,17 +63,20 @@ def _frames(tokenizer: Any) -> tuple[Frame, Frame, Frame]:
     after_system = between_system[: len(between_system) - len(before_user)]
     if between_system != after_system + before_user or prompt != after_user + before_answer:
         raise ValueError("The frames of messages differ from each other.")
-    start = _without(start, tokenizer.bos_token) if start.startswith(tokenizer.bos_token or "\0") else start
-    return (start, after_system), (before_user, after_user), (before_answer, after_answer)
+    return (_without_bos(start, tokenizer), after_system), (before_user, after_user), (before_answer, after_answer)
 
 
 def _default_system(tokenizer: Any, frames: tuple[Frame, Frame, Frame]) -> str:
     """Return what the template writes before a conversation without a system message."""
-    start = _rendered(tokenizer, ("user", _USER)).split(_USER)[0]
-    start = start.removeprefix(tokenizer.bos_token or "")
+    start = _without_bos(_rendered(tokenizer, ("user", _USER)).split(_USER)[0], tokenizer)
     if not start.endswith(frames[1][0]):
         raise ValueError("The first message has a frame of its own.")
     return start[: len(start) - len(frames[1][0])]
+
+
+def _without_bos(start: str, tokenizer: Any) -> str:
+    """Leave out the token that llama.cpp adds itself."""
+    return start.removeprefix(tokenizer.bos_token) if adds_bos(tokenizer) else start
 
 
 def _rendered(tokenizer: Any, *messages: tuple[str, str], prompt: bool = False) -> str:

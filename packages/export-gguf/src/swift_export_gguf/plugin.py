@@ -7,7 +7,16 @@ from pydantic import Field, field_validator
 from swift import HOOK_API, Section
 from swift.hookspecs import lazy_hook
 
-ROUNDING = {"f32": 0.0, "bf16": 0.004, "f16": 0.001, "q8_0": 0.014, "q5_1": 0.12, "q5_0": 0.12, "q4_1": 0.2, "q4_0": 0.2}
+ROUNDING = {
+    "f32": 0.0,
+    "bf16": 0.004,
+    "f16": 0.001,
+    "q8_0": 0.014,
+    "q5_1": 0.12,
+    "q5_0": 0.12,
+    "q4_1": 0.2,
+    "q4_0": 0.2,
+}
 """Type of the matrices → the largest error that it explains, of a tensor relative to its norm."""
 AUTO = "auto"
 

@@ -15,6 +15,7 @@ from swift.errors import ExportError
 from swift.toolkit import canonical_weights
 from swift_export_gguf.architectures import architecture_of, rope_of
 from swift_export_gguf.plugin import ROUNDING
+from swift_export_gguf.vocabulary import ROLES
 from swift_export_gguf.write import FILE
 
 _TEXTS = (
@@ -61,7 +62,7 @@ def _check_config(folder: Path, config: Any) -> None:
 
 def _check_tokenizer(folder: Path, own: Any) -> None:
     read = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
-    for role in ("bos", "eos", "pad", "unk"):
+    for role in ROLES:
         name = f"{role}_token_id"
         if getattr(own, name) is not None and getattr(read, name) != getattr(own, name):
             raise ExportError(f"{FILE} has {name} {getattr(read, name)}; the tokenizer has {getattr(own, name)}.")

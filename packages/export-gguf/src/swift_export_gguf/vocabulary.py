@@ -28,7 +28,7 @@ PRE_TOKENIZERS: Mapping[tuple[str, ...], str] = {
 }
 """How a byte-level tokenizer splits text before it merges → llama.cpp's name for that."""
 _SPACE = "\u2581"
-_ROLES = {"bos": "bos", "eos": "eos", "unk": "unk", "pad": "pad"}
+ROLES = ("bos", "eos", "unk", "pad")
 
 
 def add_vocabulary(writer: GGUFWriter, tokenizer: Any, size: int) -> None:
@@ -55,17 +55,21 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: Any, size: int) -> None:
         writer.add_tokenizer_pre("default")
     if not (byte_level and merges):
         writer.add_token_scores(_scores(tokens, merges))
-    for role in _ROLES:
+    for role in ROLES:
         index = getattr(tokenizer, f"{role}_token_id")
         if index is not None:
             getattr(writer, f"add_{role}_token_id")(index)
-    written = tokenizer("a")["input_ids"]
-    writer.add_add_bos_token(tokenizer.bos_token_id is not None and written[0] == tokenizer.bos_token_id)
-    writer.add_add_eos_token(tokenizer.eos_token_id is not None and written[-1] == tokenizer.eos_token_id)
+    writer.add_add_bos_token(adds_bos(tokenizer))
+    writer.add_add_eos_token(tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id)
     first = tokenizer.tokenize("a", add_special_tokens=False)[0]
     writer.add_add_space_prefix(first.startswith(_SPACE))
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Return whether the tokenizer itself begins every text with its first token."""
+    return bool(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
 
 
 def _tokens(tokenizer: Any, byte_level: bool, size: int) -> tuple[list[str], list[TokenType]]:

@@ -45,7 +45,9 @@ def export(weights: WeightStream, request: ExportRequest) -> Path:
     factors = rope_factors(config)
     if factors is not None:
         shapes[ROPE_FACTORS] = tuple(factors.shape)
-    with _TensorFile(writer, {name: (shape, _stored_type(name, shape, kind)) for name, shape in shapes.items()}) as file:
+    with _TensorFile(
+        writer, {name: (shape, _stored_type(name, shape, kind)) for name, shape in shapes.items()}
+    ) as file:
         if factors is not None:
             file.write(ROPE_FACTORS, factors)
         for name, tensor in weights:
@@ -89,9 +91,7 @@ def _stored_type(name: str, shape: tuple[int, ...], kind: str) -> GGMLQuantizati
 class _TensorFile:
     """Writes tensors that arrive in any order, each into its place behind the metadata."""
 
-    def __init__(
-        self, writer: GGUFWriter, specs: Mapping[str, tuple[tuple[int, ...], GGMLQuantizationType]]
-    ) -> None:
+    def __init__(self, writer: GGUFWriter, specs: Mapping[str, tuple[tuple[int, ...], GGMLQuantizationType]]) -> None:
         self._writer, self._specs = writer, specs
         sizes = {}
         for name, (shape, stored) in specs.items():
@@ -128,5 +128,7 @@ class _TensorFile:
     def finish(self) -> None:
         """Check that everything has arrived."""
         if self._missing:
-            raise ExportError(f"{len(self._missing)} weights were never passed, the first is {next(iter(self._missing))}.")
+            raise ExportError(
+                f"{len(self._missing)} weights were never passed, the first is {next(iter(self._missing))}."
+            )
         self._file.truncate(self._end)
