@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ from swift_export_gguf import vocabulary, write
 from swift_export_gguf.architectures import Architecture
 from swift_export_gguf.modelfile import ollama_template
 from swift_export_gguf.plugin import GgufOptions
-from swift_export_gguf.write import FILE, _TensorFile
+from swift_export_gguf.write import FILE
 from swift_testing import ExporterConformance
 from swift_testing.subjects import write_model
 from swift_testing.tokenizer import byte_tokenizer
 
 VOCABULARY = 440
-GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 16, "factor": 4.0}
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 128}, lambda: byte_level_bpe("qwen2")),
@@ -47,7 +47,7 @@ class TestGguf(ExporterConformance):
 
 class TestQ8(ExporterConformance):
     exporter = "gguf"
-    options = {"outtype": "q8_0"}
+    options: ClassVar = {"outtype": "q8_0"}
 
 
 def model_of(folder: Path, name: str = "llama", **changes: Any) -> Path:
@@ -102,11 +102,13 @@ def test_llama3_scaling_divides_low_frequencies(tmp_path: Path) -> None:
 
 
 def wrong_tie(write_tensor: Callable[..., None]) -> Callable[..., None]:
-    seen: dict[str, torch.Tensor] = {}
+    seen: list[torch.Tensor] = []
 
-    def tied(file: _TensorFile, name: str, tensor: torch.Tensor) -> None:
-        seen[name] = tensor
-        write_tensor(file, name, seen["token_embd.weight"] if name == "output.weight" else tensor)
+    def tied(file: Any, place: int, tensor: torch.Tensor, stored: Any) -> None:
+        if tensor.shape[0] == VOCABULARY:  # the embedding, then the head
+            seen.append(tensor)
+            tensor = seen[0]
+        write_tensor(file, place, tensor, stored)
 
     return tied
 
@@ -119,7 +121,7 @@ def misnamed(names: Callable[[Any], dict[str, str]]) -> Callable[[Any], dict[str
 
 MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
     "rows not interleaved": (Architecture, "stored", lambda _: lambda _self, _name, weight, _config: weight, "_proj"),
-    "wrong tie": (_TensorFile, "write", wrong_tie, "other values in lm_head.weight"),
+    "wrong tie": (write, "_write_tensor", wrong_tie, "other values in lm_head.weight"),
     "missing tensor": (write, "gguf_names", misnamed, "other values in model.layers.0.mlp.up_proj"),
     "wrong rotary base": (
         write.GGUFWriter, "add_rope_freq_base", lambda add: lambda self, value: add(self, 2 * value), "rope_theta"
@@ -142,7 +144,7 @@ def test_wrong_file_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("name", "changes", "reason"),
     [
         ("llama", {"attention_bias": True}, "with attention_bias False; this model has True"),
-        ("gemma2", {"query_pre_attn_scalar": 8}, "query_pre_attn_scalar 16"),
+        ("gemma2", {"query_pre_attn_scalar": 8}, "query_pre_attn_scalar 256"),
         ("qwen2", {"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, "rope_scaling linear, yarn and llama3 only"),
     ],
 )

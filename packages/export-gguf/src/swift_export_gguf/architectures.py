@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,11 +92,6 @@ def rope_of(config: Any, kind: str = "full_attention") -> Mapping[str, Any]:
 def add_metadata(writer: gguf.GGUFWriter, config: Any, architecture: Architecture) -> None:
     """Write the hyperparameters under llama.cpp's keys."""
     rope, width = rope_of(config), head_dim(config)
-    optional: tuple[tuple[Callable[[Any], None], Any], ...] = (
-        (writer.add_sliding_window, getattr(config, "sliding_window", None)),
-        (writer.add_attn_logit_softcapping, getattr(config, "attn_logit_softcapping", None)),
-        (writer.add_final_logit_softcapping, getattr(config, "final_logit_softcapping", None)),
-    )
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -109,19 +104,16 @@ def add_metadata(writer: gguf.GGUFWriter, config: Any, architecture: Architectur
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
-    for add, value in optional:
-        if value is not None and (add is not writer.add_sliding_window or _has_window(config, architecture)):
-            add(value)
+    for name in ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"):
+        value = getattr(config, name, None)
+        if value is not None:
+            getattr(writer, f"add_{name}")(value)
     _add_rope_scaling(writer, rope)
     if architecture.name == "gemma3":
         sliding = rope_of(config, "sliding_attention")
         if sliding.get("rope_type", "default") != "default":
             raise ExportError("llama.cpp scales no rotary embeddings of layers with a sliding window.")
         writer.add_rope_freq_base_swa(sliding["rope_theta"])
-
-
-def _has_window(config: Any, architecture: Architecture) -> bool:
-    return bool(architecture.window_period) or config.model_type == "phi3"
 
 
 def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:

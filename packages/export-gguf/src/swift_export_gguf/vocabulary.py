@@ -40,8 +40,8 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: Any, size: int) -> None:
     byte_level = any(step["type"] == "ByteLevel" for step in steps)
     if model.get("type") != "BPE" or not (byte_level or model.get("byte_fallback")):
         raise ExportError(
-            f"The tokenizer ({model.get('type') or type(tokenizer).__name__}) cannot be exported to GGUF. Supported: BPE "
-            "over bytes, and SentencePiece BPE with byte fallback."
+            f"The tokenizer ({model.get('type') or type(tokenizer).__name__}) cannot be exported to GGUF.",
+            hint="Supported: BPE over bytes, and SentencePiece BPE with byte fallback.",
         )
     merges = [each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"]]
     tokens, types = _tokens(tokenizer, byte_level, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import gguf
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
 
 from swift.contracts import ExportRequest, ModelSource, WeightStream
-from swift.errors import ExportError
+from swift.errors import ExportError, listed
 from swift.toolkit import merged
 from swift_export_gguf.architectures import add_metadata, architecture_of, rope_factors
 from swift_export_gguf.modelfile import write_modelfile
@@ -45,15 +45,19 @@ def export(weights: WeightStream, request: ExportRequest) -> Path:
     factors = rope_factors(config)
     if factors is not None:
         shapes[ROPE_FACTORS] = tuple(factors.shape)
-    with _TensorFile(
-        writer, {name: (shape, _stored_type(name, shape, kind)) for name, shape in shapes.items()}
-    ) as file:
-        if factors is not None:
-            file.write(ROPE_FACTORS, factors)
-        for name, tensor in weights:
-            stored = names[name]
-            file.write(stored, architecture.stored(stored, tensor.detach().float().cpu(), config))
-        file.finish()
+    specs = {name: (shape, _stored_type(name, shape, kind)) for name, shape in shapes.items()}
+    places = _begin(writer, specs)
+    assert writer.fout is not None
+    file = writer.fout[0]
+    if factors is not None:
+        _write_tensor(file, places.pop(ROPE_FACTORS), factors, GGMLQuantizationType.F32)
+    for each, tensor in weights:
+        name = names[each]
+        weight = architecture.stored(name, tensor.detach().float().cpu(), config)
+        _write_tensor(file, places.pop(name), weight, specs[name][1])
+    writer.close()
+    if places:
+        raise ExportError(f"{len(places)} weights were never passed: {listed(list(places))}.")
     write_modelfile(request.destination, FILE, source.tokenizer)
     return request.destination
 
@@ -88,47 +92,24 @@ def _stored_type(name: str, shape: tuple[int, ...], kind: str) -> GGMLQuantizati
     return GGMLQuantizationType[kind.upper()] if shape[-1] % block == 0 else GGMLQuantizationType.F16
 
 
-class _TensorFile:
-    """Writes tensors that arrive in any order, each into its place behind the metadata."""
+def _begin(writer: GGUFWriter, specs: Mapping[str, tuple[tuple[int, ...], GGMLQuantizationType]]) -> dict[str, int]:
+    """Write everything before the tensors' values, and return where those of each tensor belong in the file."""
+    sizes = {}
+    for name, (shape, stored) in specs.items():
+        block, width = GGML_QUANT_SIZES[stored]
+        sizes[name] = math.prod(shape) // block * width
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), sizes[name], raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    places, end = {}, GGUFWriter.ggml_pad(writer.fout[0].tell(), writer.data_alignment)
+    for name, size in sizes.items():
+        places[name], end = end, end + GGUFWriter.ggml_pad(size, writer.data_alignment)
+    writer.fout[0].truncate(end)
+    return places
 
-    def __init__(self, writer: GGUFWriter, specs: Mapping[str, tuple[tuple[int, ...], GGMLQuantizationType]]) -> None:
-        self._writer, self._specs = writer, specs
-        sizes = {}
-        for name, (shape, stored) in specs.items():
-            block, width = GGML_QUANT_SIZES[stored]
-            sizes[name] = math.prod(shape) // block * width
-            writer.add_tensor_info(name, shape, np.dtype(np.float32), sizes[name], raw_dtype=stored)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        assert writer.fout is not None
-        self._file: BinaryIO = writer.fout[0]
-        self._end = self._aligned(self._file.tell())
-        self._missing = {}
-        for name, size in sizes.items():
-            self._missing[name] = self._end
-            self._end += self._aligned(size)
 
-    def __enter__(self) -> _TensorFile:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._writer.close()
-
-    def _aligned(self, size: int) -> int:
-        return GGUFWriter.ggml_pad(size, self._writer.data_alignment)
-
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        if name not in self._missing:
-            raise ExportError(f"{name} was to be exported twice.")
-        self._file.seek(self._missing.pop(name))
-        quantized = gguf.quantize(tensor.contiguous().numpy(), self._specs[name][1])
-        self._file.write(np.ascontiguousarray(quantized).data)
-
-    def finish(self) -> None:
-        """Check that everything has arrived."""
-        if self._missing:
-            raise ExportError(
-                f"{len(self._missing)} weights were never passed, the first is {next(iter(self._missing))}."
-            )
-        self._file.truncate(self._end)
+def _write_tensor(file: BinaryIO, place: int, tensor: torch.Tensor, stored: GGMLQuantizationType) -> None:
+    file.seek(place)
+    file.write(np.ascontiguousarray(gguf.quantize(tensor.contiguous().numpy(), stored)).data)

@@ -54,8 +54,8 @@ def described(file: Path, folder: Path) -> str:
     from gguf import GGUFReader
 
     kinds = Counter(tensor.tensor_type.name for tensor in GGUFReader(file).tensors)
-    listed = ", ".join(f"{count} tensors of {kind}" for kind, count in kinds.most_common())
-    return f"{file.name}: {listed}, dequantized to float32 in {folder}"
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return f"{file.name}: {listed} tensors, dequantized to float32 in {folder}"
 
 
 def _write(file: Path, folder: Path) -> None:
