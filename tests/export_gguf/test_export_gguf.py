@@ -119,6 +119,16 @@ def misnamed(names: Callable[[Any], dict[str, str]]) -> Callable[[Any], dict[str
     }
 
 
+def swapped(tokens: Callable[..., Any]) -> Callable[..., Any]:
+    def with_two_swapped(*arguments: Any) -> Any:
+        listed, types = tokens(*arguments)
+        first, second = listed.index("a"), listed.index("e")
+        listed[first], listed[second] = "e", "a"
+        return listed, types
+
+    return with_two_swapped
+
+
 MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
     "rows not interleaved": (Architecture, "stored", lambda _: lambda _self, _name, weight, _config: weight, "_proj"),
     "wrong tie": (write, "_write_tensor", wrong_tie, "other values in lm_head.weight"),
@@ -126,7 +136,7 @@ MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
     "wrong rotary base": (
         write.GGUFWriter, "add_rope_freq_base", lambda add: lambda self, value: add(self, 2 * value), "rope_theta"
     ),
-    "wrong splits": (vocabulary, "_pre_tokenizer", lambda _: lambda _steps: "gpt-4o", "encodes"),
+    "tokens in other rows": (vocabulary, "_tokens", swapped, "encodes"),
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def test_adapter_is_trained_on_gguf_file_and_exported(tmp_path: Path, file: Path
     data = write_jsonl(tmp_path / "rows.jsonl", conversations(8))
     settings = {
         "model.path": str(file), "data.train": [str(data)], "tuner.kind": "lora", "optim.lr": 0.1,
-        "train.max_steps": 1, "backend.device": "cpu", "logging.output": str(tmp_path / "runs"),
+        "train.max_steps": 2, "backend.device": "cpu", "logging.output": str(tmp_path / "runs"),
     }  # fmt: skip
     checkpoint = train(config_from_mapping(settings)).last_checkpoint
     assert checkpoint is not None
