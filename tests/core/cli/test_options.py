@@ -115,7 +115,7 @@ def test_option_error_names_flag_as_typed(options: type[Section], line: str, sen
         ("chat", "m --load_in_4bit true", "--quant w4a16"),
         ("eval", "m --eval_dataset gsm8k", "Type --tasks gsm8k,arc_easy"),
         ("eval", "m --eval_backend OpenCompass", "lm-evaluation-harness"),
-        ("export", "m --to_ollama true", "convert_hf_to_gguf.py"),
+        ("export", "m --to_ollama true", "Type --to gguf"),
         ("export", "m --safe_serialization false", "never as pickles"),
         ("export", "m --merge_lora false", "Type --to adapter"),
         ("serve", "m --temperature 0.7", "--override-generation-config"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from swift.errors import ModelError
 from swift.model_names import nearest_alias, resolve_name
+from swift.models.gguf import dequantized, described, gguf_file
 from swift.remote.hub_cache import REACH_SECONDS
 from swift.untrusted import typed_path
 
@@ -31,7 +32,11 @@ def locate_model(section: ModelSection, *, say: Callable[[str], None]) -> tuple[
         raise ModelError("No model was passed.", hint="Pass one: --model Qwen/Qwen3-0.6B, or --model path/to/folder")
     path = folder_of(section.path)
     if path is not None:
-        return str(path), path
+        file = gguf_file(Path(section.path).expanduser())
+        if file is None:
+            return str(path), path
+        say(described(file, path))
+        return str(file), path
     name, note = resolve_name(section.path)
     if note:
         say(note)
@@ -45,6 +50,8 @@ def locate_model(section: ModelSection, *, say: Callable[[str], None]) -> tuple[
 def folder_of(typed: str) -> Path | None:
     """Return the folder that a user typed as a model, or None for a name; refuse a path to no folder."""
     path = typed_path(typed, "The model", ModelError)
+    if (file := gguf_file(path)) is not None:
+        return dequantized(file)
     if path.is_dir():
         return path
     if path.is_file():

@@ -6,7 +6,7 @@ from swift.installation import pip_install
 
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
-    "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
+    "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy", "gguf": "gguf"},
     "swift.engines": {"transformers": "infer", "vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
     "swift.objectives": {
         **dict.fromkeys(("dpo", "cpo", "simpo", "orpo", "kto", "rm", "prm"), "objectives"),

@@ -105,8 +105,8 @@ _EXPORT: Rows = {
         ("false",), "--to hf is the default", "The format is set by --to.", "Type --to adapter"
     ),
     ("to_ollama", "gguf", "ollama_output_dir"): off(
-        "GGUF, the format of Ollama and llama.cpp, is not supported.",
-        "Type --to hf, then convert the folder with llama.cpp's convert_hf_to_gguf.py.",
+        "The format is set by --to.",
+        "Type --to gguf: it writes a Modelfile for Ollama, too.",
     ),
     ("to_mcore", "mcore_adapters", "mcore_model"): off(
         "The Megatron backend reads Hugging Face folders.",
