@@ -10,7 +10,7 @@ from pathlib import Path
 import import_rules
 
 CORE = import_rules.ROOT / "packages" / "core" / "src" / "swift"
-NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<![a-z])awq", re.IGNORECASE)
+NAMES = re.compile(r"vllm|megatron(?!-bert)|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<![a-z])awq", re.IGNORECASE)
 EXCEPTIONS = {
     "plugins/known.py": "what this project publishes, for advice where it is not installed",
     "config/draft.py": "backends that articles combine",
