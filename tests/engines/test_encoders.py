@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,12 @@ from type_cells import LORA, Verdict
 from swift.config.sections import ModelSection
 from swift.data.batch import collate
 from swift.data.samples import TOKEN_TYPES, Encoded, Segment
-from swift.errors import DataError, ModelError
+from swift.errors import DataError, ModelError, UnsupportedLayout
 from swift.models.encoders import EncoderInputs, encoder_head_modules
 from swift.models.positions import check_longest
+from swift.models.sequence import sequence_attention
 from swift.models.source import open_source
+from swift.parsing import config_from_mapping
 from swift_objectives.encodings.reranker import Documents, PairEncoding
 
 MECHANISMS = {
@@ -86,6 +89,14 @@ def test_what_cannot_be_trained_is_told_before_training(tmp_path: Path) -> None:
     words = ["sft", "--model", model, "--dataset", rows, "--num_labels", "3"]
     assert "no class for the scores of t5 encoders" in typed([*words, "--task_type", "seq_cls"], tmp_path).output
     assert "swift trains only its encoder" in typed(words[:-2], tmp_path).output
+
+
+def test_samples_of_encoders_are_not_sharded() -> None:
+    """Each token sees all of its sample, of which a process would have a part."""
+    settings = config_from_mapping({"model.path": "m", "backend.name": "fsdp", "parallel.cp": 2}).config
+    run: Any = SimpleNamespace(config=settings, topology=SimpleNamespace(device="cpu"))
+    with pytest.raises(UnsupportedLayout, match="bert does not support sharded sequences: its tokens see those after"):
+        sequence_attention(run, tiny_config("bert"))
 
 
 @pytest.mark.full

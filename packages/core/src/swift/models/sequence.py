@@ -31,6 +31,7 @@ from swift.models.attention import (
     packing_of,
     varlen_attention,
 )
+from swift.models.classes import is_encoder
 from swift.models.collectives import added_up, gathered
 from swift.models.media import ProcessorReader
 from swift.models.pooling import pooling_weights
@@ -76,6 +77,8 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
         incompatibility = "" if choice.implementation == VARLEN else choice.reason
     except ModelError as error:
         incompatibility = error.message
+    if is_encoder(model_config):
+        incompatibility = "its tokens see those after them."
     if mixing := mixing_layers(model_config):
         incompatibility = f"it has {', '.join(mixing)} layers."
     if kind := rope_by_length(run.config.data.max_length, model_config):
