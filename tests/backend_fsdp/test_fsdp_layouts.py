@@ -36,6 +36,8 @@ def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) 
     uneven = write_model(tmp_path / "uneven", num_hidden_layers=1, intermediate_size=255)
     empty = write_model(tmp_path / "empty", num_hidden_layers=0)
     capped = write_model(tmp_path / "capped", architecture="Gemma2", num_hidden_layers=1)
+    square = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 16, "num_key_value_heads": 4}
+    packed = write_model(tmp_path / "packed", num_hidden_layers=1, **square)
     jobs = [(model, changes) for changes, _ in REFUSED.values()]
     said = [reason for _, reason in REFUSED.values()]
     jobs += [
@@ -44,6 +46,7 @@ def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) 
         (uneven, {"parallel.tp": 2}),
         (capped, {"parallel.cp": 2}),
         (empty, {}),
+        (packed, {**LORA, "tuner.quantize": "torchao-nf4"}),
     ]
     said += [
         "3 attention heads are not divisible by parallel.ulysses 2",
@@ -51,6 +54,7 @@ def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) 
         "intermediate_size 255 is not divisible by parallel.tp 2",
         "does not support sharded sequences",
         "num_hidden_layers is 0",
+        "q_proj.base_layer.weight in 1 blocks, which 2 processes cannot share equally",
     ]
 
     def job(folder: Path, changes: dict[str, Any]) -> Any:

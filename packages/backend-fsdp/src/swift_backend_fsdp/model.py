@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from swift.contracts import ModelSource, Run
-from swift.errors import ModelError
+from swift.errors import ModelError, UnsupportedLayout
 from swift.toolkit import (
     SequenceView,
     ViewModule,
@@ -48,9 +48,21 @@ def build(run: Run, source: ModelSource) -> MetaModel:
             hint="Type --backend torch",
         )
     refuse_calls_of_blocks(view, blocks)
+    _check_shards(view.model, meshes.sizes.shard * meshes.sizes.sequence)
     if config.train.gradient_checkpointing:
         every = run.options(FsdpConfig).checkpoint_every
         for index, block in enumerate(blocks):
             # transformers' own switch
             block.gradient_checkpointing = index % every == 0  # type: ignore[assignment]
     return MetaModel(view, source, blocks, filled=quantised)
+
+
+def _check_shards(model: nn.Module, ways: int) -> None:
+    """Refuse weights that torchao has quantized in too few blocks to shard them."""
+    for name, parameter in model.named_parameters():
+        blocks = getattr(parameter, "quantization_factor", None)
+        if blocks is not None and blocks.numel() % ways:
+            raise UnsupportedLayout(
+                f"torchao's NF4 has {name} in {blocks.numel()} blocks, which {ways} processes cannot share equally.",
+                hint="Type --tuner.quantize bnb-nf4",
+            )
