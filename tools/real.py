@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -107,7 +106,7 @@ def run(command: str, folder: Path, servers: ExitStack) -> dict[str, Any]:
         lines.append(line)
         if command.endswith("&") and line.startswith("Serving "):
             servers.callback(end)
-            servers.callback(process.send_signal, signal.SIGINT)
+            servers.callback(process.terminate)
             break
     else:
         end()
