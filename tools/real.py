@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -25,6 +25,7 @@ from real_recipes import ENCODER, LANGUAGE_MODEL, RECIPES, RUN, Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "recipes"
+GUIDES = ROOT / "docs" / "how-to"
 RESULTS = PAGES / "results.json"
 OUTPUT = 300
 """Characters of a command's output, or of a row, on a page."""
@@ -107,7 +108,7 @@ def run(command: str, folder: Path, servers: ExitStack) -> dict[str, Any]:
         lines.append(line)
         if command.endswith("&") and line.startswith("Serving "):
             servers.callback(end)
-            servers.callback(process.send_signal, signal.SIGINT)
+            servers.callback(process.terminate)
             break
     else:
         end()
@@ -169,7 +170,7 @@ SERVER = (
     "`&` keeps the server running. Wait for the line `Ready`, then type the next command; `kill %1` ends the server. "
     "Its wall-clock time below is that until it is ready."
 )
-WEIGHTS = {LANGUAGE_MODEL: ", dequantized from a 4-bit GGUF file; the weights on the hub are rounded less"}
+WEIGHTS = {LANGUAGE_MODEL: ", dequantized from a 4-bit GGUF file; the weights on the hub are rounded less."}
 MADE = "<!-- Written by `make real`, from tools/real_recipes.py and results.json. Do not edit. -->"
 
 
@@ -199,6 +200,7 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
         "\n".join(["```console", *typed, "```"]),
         *([SERVER] if any(command.endswith("&") for command in recipe.commands) else []),
         *scores,
+        f"**Guide**: [{_title(GUIDES / recipe.guide)}](../how-to/{recipe.guide})",
         f"**Model**: `{recipe.model}`{WEIGHTS.get(recipe.model, '')}",
         f"**Data**: {recipe.data} The first row of each file:",
         "\n".join(f"- {each}" for each in files),
@@ -210,10 +212,15 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
 def _wrapped(command: str) -> str:
     """Return a command as typed, on lines that a page has room for."""
-    lines = textwrap.wrap(f"$ {command}", 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    return " \\\n".join(lines)
+    whole = re.sub(r"'[^']*'| (?!-)", lambda found: found[0].replace(" ", "\0"), f"$ {command}")  # break before flags
+    lines = textwrap.wrap(whole, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines).replace("\0", " ")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ class Recipe:
     """What is typed in the recipe's folder; the second of them is the run, unless there is only one."""
     scores: dict[str, Score]
     """By what they measure, the most important first: functions of the recipe's folder."""
+    guide: str
+    """A page of docs/how-to."""
 
 
 def logged(metric: str) -> Score:
@@ -188,6 +190,7 @@ RECIPES = {
             "--result_path after.jsonl",
         ),
         {"share of responses to 8 other questions that name the model or its maker": answered},
+        "adapters.md",
     ),
     "pretraining": Recipe(
         "Continue pre-training on your documents",
@@ -200,6 +203,7 @@ RECIPES = {
             f"--max_steps 32 --eval_steps 32 --logging_steps 4 {_EVALUATED}",
         ),
         {"loss per token on the held-out functions (lower is better)": logged("loss")},
+        "data-sets.md",
     ),
     "dpo": Recipe(
         "Prefer short responses, with DPO",
@@ -216,6 +220,7 @@ RECIPES = {
                 "reward_margin"
             )
         },
+        "preference-learning.md",
     ),
     "grpo": Recipe(
         "Learn short arithmetic from rewards, with GRPO",
@@ -229,6 +234,7 @@ RECIPES = {
             f"--per_device_train_batch_size 32 --max_steps 12 --eval_steps 12 --logging_steps 1 {_EVALUATED}",
         ),
         {"share of held-out additions whose last number is the sum, in greedy decoding": logged("reward")},
+        "online-learning.md",
     ),
     "embedding": Recipe(
         "Search code with an embedding model",
@@ -243,6 +249,7 @@ RECIPES = {
             f"--max_steps 50 --eval_steps 50 --logging_steps 10 {_EVALUATED}",
         ),
         {"share of held-out queries whose function is the nearest of 200 (recall at 1)": logged("recall_at_1")},
+        "embeddings.md",
     ),
     "reranker": Recipe(
         "Rerank search results",
@@ -257,6 +264,7 @@ RECIPES = {
             f"--logging_steps 10 {_EVALUATED}",
         ),
         {"mean reciprocal rank of the right function among eight": logged("mrr")},
+        "rerankers.md",
     ),
     "quantize": Recipe(
         "Quantize a model to 8 bits and serve it",
@@ -278,5 +286,6 @@ RECIPES = {
             "loss per token on held-out conversations (lower is better)": reported("loss"),
             "size of the weights, in MB": reported("bytes", 1e6),
         },
+        "quantize.md",
     ),
 }

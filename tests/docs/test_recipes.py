@@ -50,8 +50,8 @@ def test_identity_is_asked_with_other_questions() -> None:
 
 def test_server_of_recipe_runs_until_recipe_ends(tmp_path: Path) -> None:
     (tmp_path / "serve.py").write_text(
-        "import signal\nprint('Loading')\ntry:\n    print('Serving it', flush=True)\n    signal.pause()\n"
-        "except KeyboardInterrupt:\n    open('ended', 'w')\n"
+        "import signal, sys\ndef end(*_):\n    open('ended', 'w')\n    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('Loading')\nprint('Serving it', flush=True)\nsignal.pause()\n"
     )
     with ExitStack() as servers:
         server = run("python serve.py &", tmp_path, servers)
