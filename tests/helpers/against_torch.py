@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from encoder_cells import encoder_tokenizer
 from processes import on_processes, succeeded
 from tiny_runs import Trained, conversations, run_training
 
@@ -64,7 +65,7 @@ class Pair:
 BERT = Pair(
     "Bert",
     {**WIDE, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    {**LORA, "objective.name": "reranker"},
+    {**LORA, "objective.name": "reranker", "optim.lr": 2e-4},
     RERANKED,
 )
 """An encoder whose head is new, and trained beside adapters."""
@@ -110,6 +111,9 @@ def run_pairs(folder: Path, pairs: Mapping[str, Pair], backend: str) -> dict[str
         name: write_model(folder / slug(name), architecture=pair.architecture, **pair.shape)
         for name, pair in pairs.items()
     }
+    for name, pair in pairs.items():
+        if pair.architecture == BERT.architecture:
+            encoder_tokenizer().save_pretrained(models[name])
     out = folder / "out"
     # In processes of their own too: what torch starts in this one would be missing in those that are forked from it.
     on_torch = [partial(pair.run, name, models[name], out, "torch") for name, pair in pairs.items()]

@@ -321,7 +321,7 @@ class AttendsAcrossSamples(DataParallelBackend):
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        from swift.models import view as module
+        from swift.models import unchecked_view as module
 
         real = module.packing_of
         module.packing_of = lambda boundaries, tokens, device=None: real([0, tokens], tokens, device)

@@ -69,8 +69,7 @@ def check_architecture(run: RequestedRun, model_config: Any) -> None:
             hint=f"{HINT[:-1]}, or lower --max_length.",
         )
     # Of a config.json that nothing has read yet, only `auto_map` says whether the model brings code of its own.
-    stored = not hasattr(model_config, "auto_map")
-    native = type(model_config).__module__.startswith("transformers.") or stored
+    native = type(model_config).__module__.startswith("transformers.") or not hasattr(model_config, "auto_map")
     if native and kind not in (*TRAINED, *WITH_ENCODERS, *ON_GPU):
         raise not_known(kind, encodes_images=getattr(model_config, "vision_config", None) is not None)
 

@@ -201,10 +201,10 @@ def terms(candidate: Candidate, device: str) -> list[list[str]]:
 def heading(shape: ModelShape, workload: Workload, cluster: Cluster) -> str:
     """Return what is planned, in one line."""
     active = f", {shape.active_parameters / 1e9:.3g} active" if shape.experts else ""
+    total = shape.parameters
+    size = f"{total / 1e9:.4g} billion" if total >= 1e9 else f"{total / 1e6:.3g} million"
     rows = f"{workload.rows} rows of {'2 × ' * (workload.segments == 2)}{workload.length} tokens per step"
     assumed = " (assumed; set --global_batch_size to change it)" if workload.rows_assumed else ""
-    billions = shape.parameters / 1e9
-    size = f"{billions:.4g} billion" if billions >= 0.1 else f"{billions * 1e3:.3g} million"
     return f"{shape.name}: {size} parameters{active}; {cluster}; {rows}{assumed}"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.models.memory import available_bytes
-from swift.models.sizes import experts_of
+from swift.models.sizes import config_of_layer, experts_of
 
 if TYPE_CHECKING:
     from swift.train.job import Job
@@ -46,21 +46,23 @@ def kept_values(text: Any) -> float:
     Of each layer: the inputs of both norms and of the matrices behind them, queries, keys, values, the result of
     attention, and of the MLP gate, up and their product. Frozen weights do not change it where adapters follow.
     """
-    hidden, layers, heads = (
-        getattr(text, name, None) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    layers = getattr(text, "num_hidden_layers", None)
+    return float(sum(_kept_by(config_of_layer(text, layer)) for layer in range(layers))) if layers else 0.0
+
+
+def _kept_by(layer: Any) -> int:
+    hidden, heads, width = (
+        getattr(layer, name, None) for name in ("hidden_size", "num_attention_heads", "intermediate_size")
     )
-    width = getattr(text, "intermediate_size", None)
-    if not isinstance(width, int) or not all(isinstance(each, int) for each in (hidden, layers, heads)):
-        return 0.0
-    assert hidden is not None
-    assert layers is not None
-    assert heads is not None
-    if experts_of(text):
-        width = (getattr(text, "moe_intermediate_size", None) or width) * (getattr(text, "num_experts_per_tok", 1) or 1)
-    head = getattr(text, "head_dim", None) or hidden // heads
-    key_heads = getattr(text, "num_key_value_heads", None) or heads
-    attention = 2 * heads * head + 2 * key_heads * head
-    return float(layers * (4 * hidden + attention + 3 * width))
+    if not (isinstance(hidden, int) and isinstance(heads, int) and isinstance(width, int)):
+        return 0
+    if experts_of(layer):
+        width = (getattr(layer, "moe_intermediate_size", None) or width) * (
+            getattr(layer, "num_experts_per_tok", 1) or 1
+        )
+    head = getattr(layer, "head_dim", None) or hidden // heads
+    key_heads = getattr(layer, "num_key_value_heads", None) or heads
+    return 4 * hidden + 2 * (heads + key_heads) * head + 3 * width
 
 
 def _free_bytes(device: str) -> int:

@@ -126,11 +126,13 @@ def _compare_weights(folder: Path, expected: Mapping[str, str], source: ModelSou
     left, extra = dict(expected), set(source.extra_names())
     reordered = set()
     if not is_adapter(folder) and isinstance(source, HfSource):
-        files, groups = SafetensorsFolder(folder), reordered_in(source)
+        groups = reordered_in(source)
         reordered = {name for group in groups for name in group.tensors}
-        for name in (name for group in groups for name in group.parameters):
-            if _digest(source.read_from(files, name)) != left.pop(name):
-                raise _other_values(folder, name)
+        for group in groups:
+            files = SafetensorsFolder(folder)
+            for name in group.parameters:
+                if _digest(source.read_from(files, name)) != left.pop(name):
+                    raise _other_values(folder, name)
     for path in _weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in sorted({*file.keys()} - reordered):
