@@ -11,6 +11,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pip_settings
@@ -38,7 +41,14 @@ def main() -> None:
     write("real.txt", entries(resolved(REAL, "--no-deps")))
     image = entries(export("--only-group", "image"))
     write("image.txt", [each for each in image if not (WITH_TORCH.match(each) or BUILT_HERE.match(each))])
-    write("trackers.txt", beyond(there, export("--only-group", "trackers")))
+    write("trackers.txt", beyond(there, resolved(trackers(), preferred=everything)))
+
+
+def trackers() -> str:
+    """Return what the experiment trackers need, which ask for other versions of the workspace's packages."""
+    project = tomllib.loads((ROOT / "packages/trackers/pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    return "\n".join(each for name, needs in extras.items() if name != "tensorboard" for each in needs)
 
 
 def beyond(there: set[str], requirements: str) -> list[str]:
@@ -52,10 +62,15 @@ def export(*what: str) -> str:
     return uv("export", *options, "--no-emit-workspace", *what)
 
 
-def resolved(requirement: str, *options: str) -> str:
-    """Return the pins of what has no part in the workspace."""
+def resolved(requirement: str, *options: str, preferred: Iterable[str] = ()) -> str:
+    """Return the pins of what has no part in the workspace, in the versions of `preferred` pins where these will do."""
     shown = ["--quiet", "--generate-hashes", "--no-header", "--no-annotate", *options]
-    return uv("pip", "compile", "-", *shown, "--universal", "--python-version", "3.11", given=requirement)
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder, "pins.txt")
+        pins.write_text("\n".join(preferred))
+        shown += ["--universal", "--python-version", "3.11", "--output-file", str(pins)]
+        uv("pip", "compile", "-", *shown, given=requirement)
+        return pins.read_text()
 
 
 def uv(*arguments: str, given: str = "") -> str:

@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pip_settings
 import pytest
 import setup
+from packaging.requirements import Requirement
 
 
 def test_every_pin_has_a_hash_and_no_address() -> None:
@@ -21,6 +23,17 @@ def test_every_pin_has_a_hash_and_no_address() -> None:
         hashed = re.compile(r"[a-z0-9_.-]+==[^ ]+ .*--hash=sha256:", re.DOTALL)
         assert [entry for entry in re.split(r"\n(?=\S)", lines) if not hashed.match(entry)] == [], pins
         assert not re.search(r"://|@|^-|/", lines, re.MULTILINE), pins
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_no_package_is_pinned_twice(python: str) -> None:
+    """pip refuses a file that pins two versions of a package for the same Python."""
+    machine = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
+    for pins in setup.PINS.glob("*.txt"):
+        lines = re.findall(r"^(\S+==[^\\\n]+)", pins.read_text(), re.MULTILINE)
+        wanted = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(machine)]
+        twice = [name for name, count in Counter(each.name for each in wanted).items() if count > 1]
+        assert not twice, f"{pins.name}: {twice}"
 
 
 def test_the_pins_of_torch_for_cpu_are_of_the_same_version() -> None:
