@@ -147,7 +147,7 @@ class Sharded(ThirdPartyCheckpoint):
         self._shared: Mapping[str, str] = model["shared_params"]
         self._frozen = self._frozen_parameters(folder, model)
         shapes = model["param_shapes"]
-        self._locations = _locations_of_3(shapes, len(files)) if stage == 3 else _locations_of_2(shapes)
+        self._locations = _locations_of(shapes, stage, len(files))
         key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
         inner = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
         self._weights = [rank[key] for rank in self._ranks]
@@ -239,31 +239,19 @@ class Universal(ThirdPartyCheckpoint):
         return found
 
 
-def _locations_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Location]:
-    """Return the locations of parameters under ZeRO 1 and 2.
+def _locations_of(shapes: Iterable[Mapping[str, Sequence[int]]], stage: int, ranks: int) -> dict[str, _Location]:
+    """Return the locations of parameters.
 
-    A group is one run of elements, split into equal partitions.
-    """
-    locations = {}
-    for group, members in enumerate(shapes):
-        start = 0
-        for name, shape in members.items():
-            locations[_name(name)] = _Location(group, start, tuple(shape))
-            start += prod(shape)
-    return locations
-
-
-def _locations_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> dict[str, _Location]:
-    """Return the locations of parameters under ZeRO 3.
-
-    A process has an equal part of every one, one after the other.
+    Under ZeRO 1 and 2 a group is one run of elements, split into equal partitions. Under ZeRO 3 a process has an equal
+    part of every parameter, one after the other through all groups.
     """
     locations = {}
     start = 0
     for group, members in enumerate(shapes):
+        start = start if stage == 3 else 0
         for name, shape in members.items():
             locations[_name(name)] = _Location(group, start, tuple(shape))
-            start += -(-prod(shape) // ranks)
+            start += -(-prod(shape) // ranks) if stage == 3 else prod(shape)
     return locations
 
 

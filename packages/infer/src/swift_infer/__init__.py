@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from swift_infer.commands.common import check_result as check_result
     from swift_infer.commands.common import quiet_libraries as quiet_libraries
     from swift_infer.commands.common import write_responses_to as write_responses_to
-    from swift_infer.engine_flags import ENGINE_OPTIONS as ENGINE_OPTIONS
     from swift_infer.http_client import BROKEN as BROKEN
     from swift_infer.http_client import RequestRefused as RequestRefused
     from swift_infer.http_client import opener_without_redirects as opener_without_redirects
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from swift_infer.json_fields import json_numbers as json_numbers
     from swift_infer.openai_server import OpenAiServer as OpenAiServer
     from swift_infer.openai_server import at_once as at_once
+    from swift_infer.options import ENGINE_OPTIONS as ENGINE_OPTIONS
     from swift_infer.options import InferenceOptions as InferenceOptions
     from swift_infer.options import ModelOptions as ModelOptions
     from swift_infer.options import SamplingOptions as SamplingOptions

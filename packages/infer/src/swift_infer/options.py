@@ -11,7 +11,6 @@ from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
 from swift.errors import UsageError, did_you_mean
 from swift.plugins import ENGINE, ENGINE_TITLE, TRANSFORMERS
-from swift_infer.engine_flags import ENGINE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,6 +20,13 @@ if TYPE_CHECKING:
 
 MAX_LENGTH_FLAGS = ("max_model_len", "vllm_max_model_len")
 """Third-party flags for the maximum length of prompt and completion together."""
+_ENGINE_SETTINGS = (
+    *("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("max_num_seqs", "enforce_eager", "enable_prefix_caching", "quantization", "kv_cache_dtype"),
+    *("limit_mm_per_prompt", "disable_custom_all_reduce", "max_lora_rank", "enable_expert_parallel"),
+)
+ENGINE_OPTIONS = {f"vllm_{name}": name for name in _ENGINE_SETTINGS}
+"""Third-party flag for a setting of vLLM → the setting's own name."""
 _ENGINE_KWARGS = "vllm_engine_kwargs"
 _TRANSFORMERS_OPTIONS = ("attention",)
 """Settings of the engine transformers."""

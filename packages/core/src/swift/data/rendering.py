@@ -4,24 +4,19 @@ A template comes with a model from anywhere, and is a program: one that never en
 the memory is full, must not stop the process that renders it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.runtime import Context
 
 from swift.data.template_turns import TurnsTemplate, turns_template
 from swift.errors import DataError, SwiftError
 from swift.untrusted import is_unicode, memory_limit, read_text, shown, time_limit
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 SECONDS = 10.0
 """For one rendering: honest ones take less than a hundredth of it."""

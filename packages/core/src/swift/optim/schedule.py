@@ -10,13 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from swift.config.schedules import floor_of
-from swift.config.sections import ScheduleOptions, Shape
-
-if TYPE_CHECKING:
-    from swift.config.sections import OptimSection
+from swift.config.sections import OptimSection, ScheduleOptions, Shape
 
 
 @dataclass(frozen=True)

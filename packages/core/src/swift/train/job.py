@@ -1,15 +1,12 @@
 """A run that is ready to make its next step: what the loop works with, on one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swift.checkpoint.manifest import Manifest
-from swift.contracts import BatchSchedule, Objective, Run, Topology, TrainState
-from swift.data.batch import check_candidates
+from swift.contracts import BatchSchedule, ModelSource, Objective, Run, Topology, TrainState
+from swift.data.batch import Batch, MediaReader, check_candidates
 from swift.data.pipeline import PreparedData
 from swift.data.schedules import BatchLayout
 from swift.data.schedules.epochs import EpochSchedule, evaluation_batches
@@ -21,10 +18,6 @@ from swift.processes.watchdog import Watchdog
 from swift.train import first_pass, reference
 from swift.train.best import BestSoFar
 from swift.train.roles import RoleModel
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
-    from swift.data.batch import Batch, MediaReader
 
 
 @dataclass

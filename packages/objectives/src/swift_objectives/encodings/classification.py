@@ -1,25 +1,19 @@
 """Texts and conversations with a label: a class, several classes, or numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from swift.data import joins_pairs
+from swift.data import SampleSet, joins_pairs
 from swift.data.conversation import Conversation, Unusable, parse_json_list
-from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, ConversationEncoder, EncodedRow, Encoding, ReadRow
 from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample, finite
 from swift.data.samples import Encoded
 from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import DataError, ModelError
 from swift.untrusted import shown
 from swift_objectives.encodings.embedding import fitted
-
-if TYPE_CHECKING:
-    from swift.data import SampleSet
-    from swift.data.encodings import ConversationEncoder
 
 LABEL = ("label", "labels")
 SINGLE_LABEL, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"

@@ -1,22 +1,17 @@
 """Texts that are compared by their vectors: a query with documents, or two strings with a label."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from swift.data.conversation import Conversation, Unusable, parse_json, prompt_only, raw_text, text_of, text_part
-from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, ConversationEncoder, EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.untrusted import json_kind
-
-if TYPE_CHECKING:
-    from swift.data.encodings import ConversationEncoder
 
 QUERIES = ("anchor", "query", "question", "sentence1", "sentence_A", "text1")
 POSITIVES = (*POSITIVE, "answer", "response", "sentence2", "sentence_B", "text2", "document")

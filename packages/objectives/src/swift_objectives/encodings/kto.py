@@ -1,18 +1,12 @@
 """KTO: completions that are each marked good or bad, next to a mismatched completion."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from swift.data.conversation import Unusable
-from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, ConversationEncoder, EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.text import Steps
 from swift_objectives.encodings.preference import compared
-
-if TYPE_CHECKING:
-    from swift.data.encodings import ConversationEncoder
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

@@ -1,20 +1,14 @@
 """Pairs of completions of the same prompt: one that was chosen, and one that was rejected."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swift.data.conversation import Conversation, Unusable, parse_json
-from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, ConversationEncoder, EncodedRow, Encoding, ReadRow
 from swift.data.formats import MESSAGES, QUESTION, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Steps
-
-if TYPE_CHECKING:
-    from swift.data.encodings import ConversationEncoder
 
 _WORSE = "rejected"
 """Prefix of the columns of the rejected completion."""

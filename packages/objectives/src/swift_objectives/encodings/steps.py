@@ -1,22 +1,17 @@
 """Answers in steps, each of which is marked right or wrong: a mark stands behind every step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from swift.data.conversation import Unusable, parse_json
-from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, ConversationEncoder, EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Rendered, Steps
 from swift.untrusted import json_kind
-
-if TYPE_CHECKING:
-    from swift.data.encodings import ConversationEncoder
 
 STEPS = ("completions", "steps")
 MARKS = ("labels", "label")

@@ -1,22 +1,17 @@
 """Prompts with their completions: sampled by a model, or read from files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.errors import DataError
 from swift.toolkit import print_note
-from swift_infer import Question, read_lines, read_questions, write_responses_to
+from swift_infer import Question, Response, read_lines, read_questions, write_responses_to
 from swift_rl.rewards.stored import read_completions
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
-
-if TYPE_CHECKING:
-    from swift_infer import Response
 
 IDS = "completion_ids"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from swift.data.conversation import Conversation, Unusable, raw_text
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.encodings.base import ALL_MEDIA, EncodedRow, Encoding, ReadRow
-from swift.data.encodings.chat import ChatEncoding
-from swift.data.encodings.text import TextEncoding
+from swift.data.encodings.chat import ChatEncoding, TextEncoding
 from swift.data.formats import RowReader, Sample
 from swift.data.text import Steps
 from swift.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Conversations, each one segment, of which the assistant's messages are learned."""
+"""Conversations, each one segment, of which the assistant's messages are learned; and texts, of which all is."""
 
 from __future__ import annotations
 
@@ -39,3 +39,18 @@ class ChatEncoding(Encoding):
             raise Unusable("nothing to learn", "no token of the completions has a loss")
         samples = tuple(Encoded(0, (part,)) for part in learned)
         return EncodedRow(samples, turn_by_turn=len(segments) > 1)
+
+
+class TextEncoding(ChatEncoding):
+    """Plain text: all of it is learned, and a text that is too long may become several samples."""
+
+    name = "text"
+    loss_on: LossOn = "all"
+    can_split = True
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the text of the row, in which images may stand, or its conversation."""
+        text = row.plain_text()
+        if text is None:
+            return super().read(row)
+        return Sample(text, weight=row.weight() * text.weights[0], format="text")
