@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tiny import logits, tiny_model
+from tiny_runs import conversations, run_training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.checkpoint import Manifest, save_checkpoint
 from swift.checkpoint.names import model_name
+from swift.checkpoint.weights_location import find_weights
 from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import CheckpointError, ExportError, UsageError
@@ -244,3 +248,18 @@ def test_a_full_fine_tuning_has_no_adapter_to_export(tmp_path: Path) -> None:
     _, tensors = trained(base)
     with pytest.raises(ExportError, match="no adapter to export"):
         export(save(tmp_path / "run", base, tensors), "adapter")
+
+
+def test_relative_base_model_is_found_from_another_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run was started in one folder with `--model base`; it is exported in another, by the path of the run."""
+    started, other = tmp_path / "started", tmp_path / "other"
+    shutil.copytree(tiny, started / "base")
+    other.mkdir()
+    monkeypatch.chdir(started)
+    run_training(Path("base"), Path("output"), conversations(4), {"tuner.kind": "lora", "train.max_steps": 1})
+    monkeypatch.chdir(other)
+    run = Path("..", "started", "output", "base", "run")
+    assert typed(["export", str(run), "--to", "hf", "--out", "exported"], other).code == 0
+    assert find_weights(str(run)).weights.path == str(started / "base")

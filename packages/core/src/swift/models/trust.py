@@ -6,10 +6,12 @@ is shown to the user, with the flag to type, and never followed.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import ModelError
+from swift.models.config_file import CONFIG
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -20,6 +22,9 @@ TRUST_FLAG = "--trust_remote_code true"
 def section_from_file(section: ModelSection, file: Path, *, trust_remote_code: bool) -> ModelSection:
     """Return the `model` section that a file holds, with the trust of this command instead of the file's.
 
+    A relative path is looked up in the current folder, then in those around the file, in one of which the run was
+    started.
+
     Raises `ModelError` where the file asks for trust that this command was not given: without its own code the model
     might load as something else.
     """
@@ -29,4 +34,12 @@ def section_from_file(section: ModelSection, file: Path, *, trust_remote_code: b
             "(model.trust_remote_code: true), and only the command line can allow that.",
             hint=f"If you trust the authors of the model and of this folder, add {TRUST_FLAG}",
         )
-    return section.model_copy(update={"trust_remote_code": trust_remote_code})
+    path = section.path and _path_near(section.path, file)
+    return section.model_copy(update={"trust_remote_code": trust_remote_code, "path": path})
+
+
+def _path_near(path: str, file: Path) -> str:
+    for folder in (Path(), *file.resolve().parents):
+        if os.path.isfile(folder / path / CONFIG):  # noqa: PTH113 - False of a name that no file can have
+            return str(folder / path)
+    return path
