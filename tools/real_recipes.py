@@ -230,7 +230,7 @@ RECIPES = {
         (
             f"swift rlhf --rlhf_type grpo --model {LANGUAGE_MODEL} --dataset prompts.jsonl "
             "--val_dataset held_out.jsonl --reward_funcs number --num_generations 8 --temperature 0.6 "
-            "--max_completion_length 12 --learning_rate 3e-4 "
+            "--max_length 96 --max_completion_length 12 --learning_rate 3e-4 "
             f"--per_device_train_batch_size 32 --max_steps 12 --eval_steps 12 --logging_steps 1 {_EVALUATED}",
         ),
         {"share of held-out additions whose last number is the sum, in greedy decoding": logged("reward")},
