@@ -295,7 +295,7 @@ def _own_options(draft: Draft, plugin: LoadedPlugin, section: str) -> BaseModel:
 def _check_third_party(draft: Draft, plugin: LoadedPlugin, section: str, values: Iterable[str]) -> None:
     """Refuse keys of another plugin, such as `tuner.freeze` for adapters, and name that plugin."""
     known = plugin.config_model.model_fields.keys() if plugin.config_model else set()
-    for name in set(values) - known:
+    for name in sorted(set(values) - known):
         key = f"{section}.{name}"
         if section == "objective" and not _takes_any(plugin):
             _check_misplaced(name, subject(draft.source(key), key), plugin)
