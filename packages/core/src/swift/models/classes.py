@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ENCODERS = frozenset(
     {"albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2",
      "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte", "ibert",
-     "jina_embeddings_v3", "longformer", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mra", "neomme",
+     "jina_embeddings_v3", "longformer", "mobilebert", "modernbert", "mpnet", "mra", "neomme",
      "nomic_bert", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
      "squeezebert", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod", "yoso"}
 )  # fmt: skip
