@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from swift_export_gguf.vocabulary import PRE_TOKENIZERS
 from swift_testing.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS
 
-_TEXTS = ["The quick brown fox doesn't jump over 384,400 dogs.", "def area(width):\n    return  width * 2\n"] * 3
+_STRINGS = ["The quick brown fox doesn't jump over 384,400 dogs.", "def area(width):\n    return  width * 2\n"] * 3
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -45,7 +45,7 @@ def sentence_piece_bpe(*, prefix: bool) -> PreTrainedTokenizerFast:
 
 def _learn(tokenizer: Tokenizer, special: list[str], **more: list[str]) -> None:
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False, **more)
-    tokenizer.train_from_iterator(_TEXTS, trainer)
+    tokenizer.train_from_iterator(_STRINGS, trainer)
 
 
 def _wrapped(tokenizer: Tokenizer, **roles: str) -> PreTrainedTokenizerFast:

@@ -104,11 +104,11 @@ def test_llama3_scaling_divides_low_frequencies(tmp_path: Path) -> None:
 def wrong_tie(write_tensor: Callable[..., None]) -> Callable[..., None]:
     seen: list[torch.Tensor] = []
 
-    def tied(file: Any, place: int, tensor: torch.Tensor, stored: Any) -> None:
+    def tied(file: Any, offset: int, tensor: torch.Tensor, stored: Any) -> None:
         if tensor.shape[0] == VOCABULARY:  # the embedding, then the head
             seen.append(tensor)
             tensor = seen[0]
-        write_tensor(file, place, tensor, stored)
+        write_tensor(file, offset, tensor, stored)
 
     return tied
 
@@ -203,7 +203,7 @@ def test_template_that_varies_is_left_out() -> None:
 @pytest.mark.full
 @pytest.mark.skipif(not is_installed(), reason="the pretrained model is not installed")
 def test_real_model_goes_on_as_before(tmp_path: Path) -> None:
-    """SmolLM2-135M-Instruct: four texts of 16 greedy tokens each."""
+    """SmolLM2-135M-Instruct: four prompts, 16 greedy tokens after each."""
     out = tmp_path / "out"
     export_checkpoint(real_model(), to="gguf", options=ExportSection(out=out, outtype="f16"), say=lambda _: None)
     assert json.loads((out / "verification.json").read_text())["greedy"]["tokens_equal"] == 64

@@ -7,7 +7,12 @@ from typing import Any
 
 from swift_export_gguf.vocabulary import adds_bos
 
-_SYSTEM, _USER, _ANSWER, _NEXT = "The system text.", "The first question.", "The first answer.", "The next question."
+_SYSTEM, _USER, _RESPONSE, _NEXT = (
+    "The system text.",
+    "The first question.",
+    "The first response.",
+    "The next question.",
+)
 
 
 def write_modelfile(folder: Path, weights: str, tokenizer: Any) -> None:
@@ -29,7 +34,7 @@ def ollama_template(tokenizer: Any) -> str | None:
         frames = _frames(tokenizer)
     except Exception:  # templates raise anything, for a system message say
         return None
-    (before_system, after_system), (before_user, after_user), (before_answer, after_answer) = frames
+    (before_system, after_system), (before_user, after_user), (before_response, after_response) = frames
     if any('"""' in part or "{{" in part for frame in frames for part in frame):
         return None
     system, default = "", _default_system(tokenizer, frames)
@@ -39,8 +44,8 @@ def ollama_template(tokenizer: Any) -> str | None:
         system = f"{{{{ if .System }}}}{before_system}{{{{ .System }}}}{after_system}{otherwise}{{{{ end }}}}"
     return (
         f'{system}{{{{ range .Messages }}}}{{{{ if eq .Role "user" }}}}{before_user}{{{{ .Content }}}}{after_user}'
-        f'{{{{ else if eq .Role "assistant" }}}}{before_answer}{{{{ .Content }}}}{after_answer}'
-        f"{{{{ end }}}}{{{{ end }}}}{before_answer}"
+        f'{{{{ else if eq .Role "assistant" }}}}{before_response}{{{{ .Content }}}}{after_response}'
+        f"{{{{ end }}}}{{{{ end }}}}{before_response}"
     )
 
 
@@ -50,20 +55,20 @@ Frame = tuple[str, str]
 def _frames(tokenizer: Any) -> tuple[Frame, Frame, Frame]:
     """Return what the template writes before and after system, user and assistant messages; raise where that varies."""
     system, user = ("system", _SYSTEM), ("user", _USER)
-    answer, following = ("assistant", _ANSWER), ("user", _NEXT)
-    whole = _rendered(tokenizer, system, user, answer, following, prompt=True)
+    response, following = ("assistant", _RESPONSE), ("user", _NEXT)
+    whole = _rendered(tokenizer, system, user, response, following, prompt=True)
     start, rest = whole.split(_SYSTEM)
     between_system, rest = rest.split(_USER)
-    between_user, rest = rest.split(_ANSWER)
-    between_answer, prompt = rest.split(_NEXT)
+    between_user, rest = rest.split(_RESPONSE)
+    between_response, prompt = rest.split(_NEXT)
     after_user = _rendered(tokenizer, system, user).split(_USER)[1]
-    after_answer = _rendered(tokenizer, system, user, answer).split(_ANSWER)[1]
-    before_user = _without(between_answer, after_answer)
-    before_answer = _without(between_user, after_user)
+    after_response = _rendered(tokenizer, system, user, response).split(_RESPONSE)[1]
+    before_user = _without(between_response, after_response)
+    before_response = _without(between_user, after_user)
     after_system = between_system[: len(between_system) - len(before_user)]
-    if between_system != after_system + before_user or prompt != after_user + before_answer:
+    if between_system != after_system + before_user or prompt != after_user + before_response:
         raise ValueError("The frames of messages differ from each other.")
-    return (_without_bos(start, tokenizer), after_system), (before_user, after_user), (before_answer, after_answer)
+    return (_without_bos(start, tokenizer), after_system), (before_user, after_user), (before_response, after_response)
 
 
 def _default_system(tokenizer: Any, frames: tuple[Frame, Frame, Frame]) -> str:

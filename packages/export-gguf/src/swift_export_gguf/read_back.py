@@ -18,7 +18,7 @@ from swift_export_gguf.plugin import ROUNDING
 from swift_export_gguf.vocabulary import ROLES
 from swift_export_gguf.write import FILE
 
-_TEXTS = (
+_STRINGS = (
     "The quick brown fox jumps over the lazy dog, doesn't it?",
     "def area(width, height):\n    return width * height\n",
     "床前明月光，疑是地上霜。",
@@ -68,7 +68,7 @@ def _check_tokenizer(folder: Path, own: Any) -> None:
             raise ExportError(f"{FILE} has {name} {getattr(read, name)}; the tokenizer has {getattr(own, name)}.")
     if isinstance(own.chat_template, str) and read.chat_template != own.chat_template:
         raise ExportError(f"{FILE} has another chat template than the tokenizer.")
-    for text in _TEXTS:
+    for text in _STRINGS:
         expected = own(text, add_special_tokens=False)["input_ids"]
         found = read(text, add_special_tokens=False)["input_ids"]
         if found != expected:

@@ -46,18 +46,18 @@ def export(weights: WeightStream, request: ExportRequest) -> Path:
     if factors is not None:
         shapes[ROPE_FACTORS] = tuple(factors.shape)
     specs = {name: (shape, _stored_type(name, shape, kind)) for name, shape in shapes.items()}
-    places = _begin(writer, specs)
+    offsets = _begin(writer, specs)
     assert writer.fout is not None
     file = writer.fout[0]
     if factors is not None:
-        _write_tensor(file, places.pop(ROPE_FACTORS), factors, GGMLQuantizationType.F32)
+        _write_tensor(file, offsets.pop(ROPE_FACTORS), factors, GGMLQuantizationType.F32)
     for each, tensor in weights:
         name = names[each]
         weight = architecture.stored(name, tensor.detach().float().cpu(), config)
-        _write_tensor(file, places.pop(name), weight, specs[name][1])
+        _write_tensor(file, offsets.pop(name), weight, specs[name][1])
     writer.close()
-    if places:
-        raise ExportError(f"{len(places)} weights were never passed: {listed(list(places))}.")
+    if offsets:
+        raise ExportError(f"{len(offsets)} weights were never passed: {listed(list(offsets))}.")
     write_modelfile(request.destination, FILE, source.tokenizer)
     return request.destination
 
@@ -103,13 +103,13 @@ def _begin(writer: GGUFWriter, specs: Mapping[str, tuple[tuple[int, ...], GGMLQu
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     assert writer.fout is not None
-    places, end = {}, GGUFWriter.ggml_pad(writer.fout[0].tell(), writer.data_alignment)
+    offsets, end = {}, GGUFWriter.ggml_pad(writer.fout[0].tell(), writer.data_alignment)
     for name, size in sizes.items():
-        places[name], end = end, end + GGUFWriter.ggml_pad(size, writer.data_alignment)
+        offsets[name], end = end, end + GGUFWriter.ggml_pad(size, writer.data_alignment)
     writer.fout[0].truncate(end)
-    return places
+    return offsets
 
 
-def _write_tensor(file: BinaryIO, place: int, tensor: torch.Tensor, stored: GGMLQuantizationType) -> None:
-    file.seek(place)
+def _write_tensor(file: BinaryIO, offset: int, tensor: torch.Tensor, stored: GGMLQuantizationType) -> None:
+    file.seek(offset)
     file.write(np.ascontiguousarray(gguf.quantize(tensor.contiguous().numpy(), stored)).data)
