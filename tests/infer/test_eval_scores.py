@@ -152,6 +152,10 @@ def test_infer_writes_scores_and_resumes(folder: Path, base: Path) -> None:
     empty = typed(["infer", str(model), "--dataset", str(data)], folder)
     assert empty.code == 2
     assert "texts.jsonl:2: the text is empty" in empty.output
+    write_jsonl(data, [{"query": "colour?", "positive": ["blue"], "negative": ["red"]}])
+    ranked = typed(["infer", str(model), "--dataset", str(data)], folder)
+    assert ranked.code == 2
+    assert "texts.jsonl:1: the column 'positive' is not scored" in ranked.output
 
 
 def test_infer_prints_vectors_of_length_1(folder: Path, base: Path) -> None:

@@ -43,6 +43,8 @@ TEXT = "text"
 PAIR = ("query", "document")
 _TEXT_COLUMNS = (TEXT, "query", "document", "anchor", "sentence")
 """Columns of plain text to embed, also its roles."""
+_RANKED = ("positive", "negative")
+"""Columns of documents that rerankers are trained on, and measured with."""
 _QUERIES = ("query", "anchor")
 """Those that get the model's query prompt."""
 
@@ -73,10 +75,12 @@ class TextRows(Questions):
         for columns in choices:
             if all(isinstance(row.get(name), str) for name in columns):
                 return self._messages(part, row, columns, source)
-        if PAIR in choices and isinstance(row.get("query"), str) and "document" in row:
+        documents = [name for name in (PAIR[1], *_RANKED) if name in row]
+        if PAIR in choices and isinstance(row.get(PAIR[0]), str) and documents:
+            wrong = f"is {json_kind(row[documents[0]])}, not a string" if documents[0] == PAIR[1] else "is not scored"
             raise DataError(
-                f"{source}: the column 'document' is {json_kind(row['document'])}, not a string.",
-                hint="Write one row per document.",
+                f"{source}: the column {documents[0]!r} {wrong}.",
+                hint="Write one row per document, with the columns query and document. To measure rankings: swift eval",
             )
         if self._objective is not None:
             asks = self._objective.asks
