@@ -80,13 +80,14 @@ def architecture_of(config: Any) -> Architecture:
 
 def head_dim(config: Any) -> int:
     """Return the width of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def rope_of(config: Any, kind: str = "full_attention") -> Mapping[str, Any]:
     """Return the rotary parameters of one kind of layers."""
     parameters: Mapping[str, Any] = config.rope_parameters
-    return parameters.get(kind, parameters)
+    own: Mapping[str, Any] = parameters.get(kind, parameters)
+    return own
 
 
 def add_metadata(writer: gguf.GGUFWriter, config: Any, architecture: Architecture) -> None:
@@ -141,4 +142,5 @@ def rope_factors(config: Any) -> torch.Tensor | None:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = (rope["original_max_position_embeddings"] / wavelengths - low) / (high - low)
     smooth = smooth.clamp(0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).float()
+    factors: torch.Tensor = (1 / ((1 - smooth) / rope["factor"] + smooth)).float()
+    return factors

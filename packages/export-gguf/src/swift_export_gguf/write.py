@@ -36,7 +36,7 @@ def export(weights: WeightStream, request: ExportRequest) -> Path:
     names = gguf_names(source)
     writer = GGUFWriter(request.destination / FILE, architecture.name)
     writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(Path(source.name).name)
+    writer.add_name(Path(config.name_or_path).name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
     add_metadata(writer, config, architecture)
