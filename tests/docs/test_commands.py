@@ -13,6 +13,7 @@ from swift.cli.commands import TRAINING
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
+from swift.cli.export import export_options
 from swift.cli.options import options_of, read_options
 from swift.cli.planner_choice import without_auto
 from swift.errors import SwiftError
@@ -139,6 +140,8 @@ def _read(words: list[str]) -> None:
         # A configuration that the page writes does not exist yet.
         rest = without_auto(rest)
         parse(rest, command_name, complete=not any(word.endswith(".yaml") for word in words))
+    elif command_name == "export":
+        read_options(command_name, rest, export_options(rest))
     elif (options := options_of(command_name)) is not None:
         read_options(command_name, rest, options)
 

@@ -61,7 +61,7 @@ class ExportCommand:
     parses_args = True
 
     def run(self, args: Sequence[str]) -> int:
-        options = _with_own_options(args)
+        options = export_options(args)
         if asks_for_help(args):
             show_help("export", self.summary, options)
             return 0
@@ -79,7 +79,7 @@ class MergeLoraCommand:
         return export(options)
 
 
-def _with_own_options(args: Sequence[str]) -> type[ExportCommandOptions]:
+def export_options(args: Sequence[str]) -> type[ExportCommandOptions]:
     """Return the options of the command, with those of the exporter that `--to` names, if it is installed."""
     if not any(arg.startswith("--to") for arg in args):
         return ExportCommandOptions  # plugins are not imported for help
