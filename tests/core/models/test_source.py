@@ -197,7 +197,7 @@ def garbage(folder: Path) -> None:
         ),
         (
             lambda folder: transformers.ViTConfig().save_pretrained(folder),
-            "ViTForImageClassification classifies images",
+            "ViTForImageClassification classifies",
         ),
     ],
 )
