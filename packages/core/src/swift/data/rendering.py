@@ -4,6 +4,8 @@ A template comes with a model from anywhere, and is a program: one that never en
 the memory is full, must not stop the process that renders it.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """A run that is ready to make its next step: what the loop works with, on one process."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path

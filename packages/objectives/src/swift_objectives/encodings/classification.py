@@ -1,5 +1,7 @@
 """Texts and conversations with a label: a class, several classes, or numbers."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Texts that are compared by their vectors: a query with documents, or two strings with a label."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,5 +1,7 @@
 """KTO: completions that are each marked good or bad, next to a mismatched completion."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from swift.data.conversation import Unusable

@@ -1,5 +1,7 @@
 """Pairs of completions of the same prompt: one that was chosen, and one that was rejected."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np

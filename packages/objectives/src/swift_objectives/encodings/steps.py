@@ -1,5 +1,7 @@
 """Answers in steps, each of which is marked right or wrong: a mark stands behind every step."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

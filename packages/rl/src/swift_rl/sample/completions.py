@@ -1,5 +1,7 @@
 """Prompts with their completions: sampled by a model, or read from files."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
