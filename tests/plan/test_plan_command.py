@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from commands import typed
+from tiny_runs import write_model
 
 from swift_plan import ledger
 from swift_plan.ledger import LedgerEntry
@@ -82,6 +83,16 @@ def test_encoders_have_plans_for_vectors_alone(tmp_path: Path) -> None:
     halves = {"model_type": "t5", "vocab_size": 32128, "d_model": 64, "num_heads": 4, "is_encoder_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(halves))
     assert "t5 models are encoder-decoders" in typed([*words, "--task_type", "embedding"], tmp_path).output
+
+
+def test_a_cpu_has_wide_bars_and_no_times(tmp_path: Path) -> None:
+    """Its allocator keeps what is freed, and its speed is a guess until something is measured."""
+    write_model(tmp_path / "model")
+    words = ["plan", "model", "--gpus", "cpu", "--train_type", "full", "--max_length", "32"]
+    assert "time unknown: use --measure 5" in typed(words, tmp_path).output
+    explained = typed([*words, "--explain", "1"], tmp_path).output
+    assert "counted, -50% … +100% (assumed, 0 rows)" in explained
+    assert re.search(r"one step +unknown +no run was measured: use --measure 5", explained)
 
 
 def test_many_devices_show_failure_advice(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from math import log
 from shlex import quote
 
 from swift_plan import ledger
-from swift_plan.bars import MEMORY_ASSUMED, Bar, Bars
-from swift_plan.cluster import Cluster
+from swift_plan.bars import MEMORY_ASSUMED, MEMORY_ON_CPU, Bar, Bars
+from swift_plan.cluster import CPU, Cluster
 from swift_plan.failures import Reliability
 from swift_plan.search import Candidate, FoundPlans
 from swift_plan.shape import ModelShape
@@ -103,7 +103,7 @@ def summary(candidate: Candidate, workload: Workload, cluster: Cluster, price: f
     _, step = bars(candidate, cluster.device.name)
     row = _row(candidate, workload, cluster, price)[len(_HEADINGS) :]
     figures = dict(zip([*_SPEED, *([_COST] if price else [])], row, strict=True))
-    if step.high > _USELESS * step.value:
+    if _is_unknown(step, cluster.device.name):
         speed = "time unknown: use --measure 5"
     else:
         speed = f"{figures['step']} per step, {figures['tokens/day']} tokens/day"
@@ -175,20 +175,29 @@ def next_best(found: FoundPlans) -> str | None:
 def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:
     """Return the bounds of a plan's peak and of its step, from the errors of past predictions."""
     past = list(ledger.entries(candidate.backend.name, device, level=int(candidate.basis == "traced")))
-    peak = Bars([log(1 + run.residual("bytes")) for run in past], assumed=MEMORY_ASSUMED)
+    assumed = MEMORY_ON_CPU if device == CPU else MEMORY_ASSUMED
+    peak = Bars([log(1 + run.residual("bytes")) for run in past], assumed=assumed)
     step = Bars([log(1 + run.residual("seconds")) for run in past])
     return peak.around(candidate.peak), step.around(candidate.time.total)
+
+
+def _is_unknown(step: Bar, device: str) -> bool:
+    """Return whether a time is not worth printing: past ones were far off, or none was measured on a CPU."""
+    guessed = device == CPU and step.rows == 0 and not ledger.known_speeds(device)[1]
+    return guessed or step.high > _USELESS * step.value
 
 
 def terms(candidate: Candidate, device: str) -> list[list[str]]:
     """Return the memory and the time of a plan by term, as rows, with the errors of past predictions."""
     peak, step = bars(candidate, device)
-    counted = candidate.basis if peak.rows < _ENOUGH else f"{candidate.basis}, {peak}"
+    counted = candidate.basis if peak.rows < _ENOUGH and device != CPU else f"{candidate.basis}, {peak}"
     rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
-    if step.high > _USELESS * step.value:
-        times = step.high / step.value
-        rows.append(["one step", "unknown", f"past runs took up to {times:.0f} times as long: use --measure 5"])
+    if _is_unknown(step, device):
+        times = (
+            f"past runs took up to {step.high / step.value:.0f} times as long" if step.rows else "no run was measured"
+        )
+        rows.append(["one step", "unknown", f"{times}: use --measure 5"])
     else:
         rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])
     measured = candidate.time.measured
