@@ -59,6 +59,7 @@ def test_measurement_improves_later_plans(folder: Path, monkeypatch: pytest.Monk
     after = _measured(folder, monkeypatch)["fits"][0]
     assert after["basis"]["seconds"] == "measured"
     assert before["seconds"]["step"] < after["seconds"]["step"] < 1.2 * slow
+    assert "time unknown" not in typed(PLAN, folder).output
     ledger.ledger_path().with_name("speeds.json").write_text("{broken")
     assert ledger.known_speeds("CPU") == (Speeds(), 0)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from commands import typed
 
 import swift.cli.main as cli
 from swift.config.incompatibilities import no_gpu_to_see
@@ -131,3 +133,15 @@ def test_launcher_environment_sets_layout(capsys: pytest.CaptureFixture[str], mo
     assert "# processes on this machine: 4 = dp 4" in capsys.readouterr().out
     assert cli.run(["config", "show", "sft", *BASE, "--nnodes", "2", "--nproc_per_node", "2"]) == 0
     assert "# processes on 2 machines: 4 = dp 4" in capsys.readouterr().out
+
+
+def test_samples_are_refused_before_the_configuration_is_printed(tiny: Path, tmp_path: Path) -> None:
+    """What only opening the tokenizer shows does not stand below 160 lines of YAML."""
+    model = shutil.copytree(tiny, tmp_path / "model")
+    (model / "tokenizer.json").write_text("{")
+    (tmp_path / "data.jsonl").write_text('{"query": "a", "response": "b"}\n')
+    words = ["config", "show", "sft", "--model", "model", "--dataset", "data.jsonl", "--sample", "1"]
+    shown = typed(words, tmp_path)
+    assert shown.code == 2
+    assert "tokenizer" in shown.output
+    assert "data:" not in shown.output

@@ -109,9 +109,10 @@ def configure(args: list[str]) -> int:
         with parsed.naming_sources():
             check_here(parsed.config)
             check_run(parsed, show.processes_of(parsed))
+        print_samples = show.open_samples(parsed) if samples else None  # may be refused: before anything is printed
         say((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
-    if samples:
-        show.print_samples(parsed, samples)
+    if print_samples is not None:
+        print_samples(samples)
     return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -18,6 +20,10 @@ from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend
 from swift.processes.group import wanted_group
 from swift.terminal import IMPORTS, print_note, waiting
+
+if TYPE_CHECKING:
+    from swift.contracts import Objective
+    from swift.data.streaming import SampleStream
 
 
 def resolved_yaml(parsed: Parsed) -> str:
@@ -67,20 +73,17 @@ def _length_note(config: Config) -> str | None:
     return limit_note(config.data.max_length, StoredConfig(config_in_force(folder, config.model)), config.model.path)
 
 
-def print_samples(parsed: Parsed, count: int) -> None:
-    """Print the first `count` usable samples with the trained tokens marked, and why rows between were skipped.
+def open_samples(parsed: Parsed) -> Callable[[int], None]:
+    """Open model and data set, and return the function that prints the first usable samples.
 
-    The data set is streamed, so that only the printed part is read.
+    It marks the trained tokens, and says why rows between were skipped. The data set is streamed, so that only the
+    printed part is read.
     """
     with waiting(IMPORTS):
-        from rich.console import Console
-
         from swift.models.quiet import quiet_libraries
 
         quiet_libraries()
-        from swift.data.encodings import encoding_of
         from swift.data.pipeline import prepare_data
-        from swift.data.preview import preview
         from swift.models.media_processor import MediaProcessor
         from swift.models.source import open_source
 
@@ -99,11 +102,20 @@ def print_samples(parsed: Parsed, count: int) -> None:
         images=None if processor is None else MediaProcessor(processor, config.data),
     )
     assert data.stream is not None
+    return partial(_print_samples, data.stream, tokenizer, objective)
+
+
+def _print_samples(stream: SampleStream, tokenizer: Any, objective: Objective, count: int) -> None:
+    from rich.console import Console
+
+    from swift.data.encodings import encoding_of
+    from swift.data.preview import preview
+
     console = Console()
-    for number, encoded in enumerate(islice(data.stream.epoch(0), count), start=1):
+    for number, encoded in enumerate(islice(stream.epoch(0), count), start=1):
         console.rule(f"sample {number}", align="left")
         console.print(preview(tokenizer, encoded, encoding_of(objective.encoding)))
-    for line in data.stream.report.lines():
+    for line in stream.report.lines():
         console.print(line, style="dim", markup=False, highlight=False)
 
 
