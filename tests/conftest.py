@@ -14,7 +14,6 @@ from typing import Any
 
 import processors
 import pytest
-import setuptools  # noqa: F401 (replaces distutils, and fails by chance where that was imported before)
 from tiers import Groups, is_full, is_rare, longest_first
 
 pytest_plugins = ["times"]

@@ -67,6 +67,15 @@ def test_hint_without_origin_names_wheels_until_release(installed_from, monkeypa
     assert pip_install(MEGATRON) == 'pip install "swift-core[megatron]"'
 
 
+def test_hint_leaves_distutils_alone() -> None:
+    """setuptools takes the import spec of pip as a start of pip, and drops its distutils: Megatron then fails."""
+    import setuptools.dist  # noqa: F401 - imports distutils
+
+    assert "distutils" in sys.modules
+    pip_install("adlfs")
+    assert "distutils" in sys.modules
+
+
 def test_hint_names_pip_of_this_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first `pip` on PATH is named if it is this environment's, and uv where the environment has no pip."""
     own, other = tmp_path / "own", tmp_path / "other"
@@ -78,7 +87,7 @@ def test_hint_names_pip_of_this_environment(monkeypatch: pytest.MonkeyPatch, tmp
     assert pip_install("adlfs") == "pip install adlfs"
     monkeypatch.setenv("PATH", str(other))
     assert pip_install("adlfs") == f"{sys.executable} -m pip install adlfs"
-    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(installation, "_has_pip", lambda: False)
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     assert pip_install("adlfs") == "uv pip install adlfs"
     monkeypatch.delenv("VIRTUAL_ENV")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -48,13 +47,18 @@ def pip_uninstall(distribution: str) -> str:
 
 def _pip(command: str) -> list[str]:
     """Return the start of a pip command for this environment, and of uv's for an environment without pip."""
-    if importlib.util.find_spec("pip") is None:
+    if not _has_pip():
         active = os.environ.get("VIRTUAL_ENV") == sys.prefix
         return ["uv", "pip", command, *([] if active else ["--python", sys.executable])]
     found = shutil.which("pip")
     if found is not None and os.path.dirname(found) == sysconfig.get_path("scripts"):  # noqa: PTH120
         return ["pip", command]
     return [sys.executable, "-m", "pip", command]
+
+
+def _has_pip() -> bool:
+    """Return whether pip is installed; not by its import spec, at which setuptools gives up distutils for good."""
+    return any(metadata.distributions(name="pip"))
 
 
 @cache
