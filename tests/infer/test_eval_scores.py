@@ -129,7 +129,7 @@ def test_infer_writes_scores_and_resumes(folder: Path, base: Path) -> None:
     model = with_head(base, "classes", 3, id2label={0: "red", 1: "green", 2: "blue"})
     tokenizer = AutoTokenizer.from_pretrained(model)
     talk = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
-    rows = [{"text": "a b c", "id": 7}, {"messages": talk}]
+    rows = [{"text": "a b c", "id": 7, "label": "red"}, {"messages": talk}]
     data, result = write_jsonl(folder / "texts.jsonl", rows), folder / "scored.jsonl"
     words = ["infer", str(model), "--dataset", str(data), "--result_path", str(result)]
     ended = typed(words, folder)
@@ -140,6 +140,7 @@ def test_infer_writes_scores_and_resumes(folder: Path, base: Path) -> None:
     np.testing.assert_allclose([line["scores"] for line in lines], expected, atol=1e-5)
     assert [line["label"] for line in lines] == [["red", "green", "blue"][each] for each in expected.argmax(1)]
     assert lines[0]["id"] == 7
+    assert [line.get("expected") for line in lines] == ["red", None], "the row's own label is kept"
     assert lines[0]["text"] == "a b c"
     assert lines[1]["messages"] == talk
     result.write_text(result.read_text().splitlines(keepends=True)[0])

@@ -184,7 +184,14 @@ class RowScorer:
                 question = questions[index]
                 messages = written(question.messages)
                 columns = {TEXT: messages[0]["content"]} if _is_text(messages) else {"messages": messages}
-                yield window[index], {**question.extras, **columns, **line_of_outputs(outputs, self._found)}
+                found = line_of_outputs(outputs, self._found)
+                own = [
+                    question.extras[name]
+                    for name in ("label", "labels", "score")
+                    if name in found.keys() & question.extras
+                ]
+                expected = {"expected": own[0]} if own else {}
+                yield window[index], {**question.extras, **columns, **found, **expected}
 
 
 def _non_empty_tokens(
