@@ -23,4 +23,4 @@ def test_the_demo_shows_how_a_reward_is_learned(tmp_path: Path, monkeypatch: pyt
     assert 0.2 < float(said[0]) < 0.4
     assert float(said[1]) >= 0.65
     page = re.findall(r"All completions with their rewards: (\S+)", ended.output)[0]
-    assert "aloud" in Path(page).read_text(encoding="utf-8")
+    assert "aloud" in (tmp_path / page).read_text(encoding="utf-8")

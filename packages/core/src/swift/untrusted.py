@@ -63,6 +63,11 @@ def typed_path(name: str, what: str, error: Failure) -> Path:
         raise error(f"{what} {shown(name)!r} names a home folder that does not exist.") from None
 
 
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file; False, not an error, for a name that no file can have."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 def check_regular(path: Path, error: Failure) -> None:
     """Raise `error` unless the path is a readable regular file, for readers that open files themselves."""
     open_regular(path, error).close()

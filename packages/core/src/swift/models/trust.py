@@ -6,12 +6,12 @@ is shown to the user, with the flag to type, and never followed.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import ModelError
 from swift.models.config_file import CONFIG
+from swift.untrusted import is_file
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -40,6 +40,6 @@ def section_from_file(section: ModelSection, file: Path, *, trust_remote_code: b
 
 def _path_near(path: str, file: Path) -> str:
     for folder in (Path(), *file.resolve().parents):
-        if os.path.isfile(folder / path / CONFIG):  # noqa: PTH113 - False of a name that no file can have
+        if is_file(folder / path / CONFIG):
             return str(folder / path)
     return path

@@ -18,7 +18,7 @@ from swift.plugins.entry import PluginEntry
 from swift.plugins.known import install_command
 from swift.plugins.load import load
 from swift.plugins.return_values import Checked
-from swift.untrusted import shown
+from swift.untrusted import is_file, shown
 
 if TYPE_CHECKING:
     from swift.config.meanings import Meaning
@@ -48,7 +48,7 @@ def check_is_own(args: Iterable[str]) -> None:
 
     for arg in args:
         path = Path(arg)
-        if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        if path.suffix not in (".yaml", ".yml") or not is_file(path):
             continue
         values = read_yaml(path)[0]
         for vocabulary in _vocabularies():
