@@ -66,7 +66,7 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return {
         "rows": {name: json.dumps(rows[0])[:OUTPUT] for name, rows in files.items()},
         "commands": steps,
-        "loss": [[line["step"], line["loss"]] for line in lines if "loss" in line],
+        "curve": [[line["step"], line[recipe.curve]] for line in lines if recipe.curve in line],
         "scores": {measure: score(folder) for measure, score in recipe.scores.items()},
         "cores": os.cpu_count(),
         "versions": versions,
@@ -175,19 +175,19 @@ MADE = "<!-- Written by `make real`, from tools/real_recipes.py and results.json
 
 
 def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
-    """Return the page of a recipe: model, data, commands, time, memory, losses and score."""
+    """Return the page of a recipe: model, data, commands, time, memory, curve and score."""
     files = [f"`{name}.jsonl`: `{row}`" for name, row in result["rows"].items()]
     times = [
         f"| `{' '.join(shlex.split(step['command'])[:2])}` | {step['seconds']} s | {step['cpu_seconds']} s | "
         f"{step['peak_gib']:.1f} GiB |"
         for step in result["commands"]
     ]
-    losses = result["loss"]
+    points = result["curve"]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     curve = [
-        f"| step | {' | '.join(str(step) for step, _ in losses)} |",
-        f"|---|{'---:|' * len(losses)}",
-        f"| loss | {' | '.join(f'{loss:.4g}' for _, loss in losses)} |",
+        f"| step | {' | '.join(str(step) for step, _ in points)} |",
+        f"|---|{'---:|' * len(points)}",
+        f"| {recipe.curve} | {' | '.join(f'{value:.4g}' for _, value in points)} |",
     ]
     typed = [line for step in result["commands"] for line in (_wrapped(step["command"]), step.get("output")) if line]
     scores = [
@@ -204,7 +204,7 @@ def recipe_page(recipe: Recipe, result: dict[str, Any]) -> str:
         f"**Model**: `{recipe.model}`{WEIGHTS.get(recipe.model, '')}",
         f"**Data**: {recipe.data} The first row of each file:",
         "\n".join(f"- {each}" for each in files),
-        *(["## Training loss", "\n".join(curve)] if losses else []),
+        *([f"## Training {recipe.curve}", "\n".join(curve)] if points else []),
         "## Time and memory",
         "\n".join(["| command | wall clock | CPU time | peak memory |", "|---|---:|---:|---:|", *times]),
         f"Measured on {result['cores']} CPU cores that other work shared: compare the CPU time. Versions: {versions}.",

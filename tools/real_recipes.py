@@ -42,6 +42,8 @@ class Recipe:
     """By what they measure, the most important first: functions of the recipe's folder."""
     guide: str
     """A page of docs/how-to."""
+    curve: str = "loss"
+    """The logged figure that shows how the run learns."""
 
 
 def logged(metric: str) -> Score:
@@ -235,6 +237,7 @@ RECIPES = {
         ),
         {"share of held-out additions whose last number is the sum, in greedy decoding": logged("reward")},
         "online-learning.md",
+        curve="reward",
     ),
     "embedding": Recipe(
         "Search code with an embedding model",
